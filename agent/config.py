@@ -30,9 +30,9 @@ from ..protocol.times import (
 )
 from ..runtime import config, logs, transport
 from ..runtime.directories import private_directory
-from ..runtime.door import Bounds
 from ..runtime.endpoints import endpoints, split
 from ..runtime.keys import KeyFile
+from ..runtime.listener import Bounds
 from .health import LIMITS, Rules
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ A socket is a file to which only its account (and root) may connect, in a direct
 account can neither replace it nor prevent a later agent from creating it again. The kernel identifies the account of each
 connection.
 
-Each socket has a door, which limits connections, messages and bytes of its account, and cuts a connection that exceeds a limit.
-Each also has its own ZeroMQ I/O thread: before Linux 6.16 an account can block that thread (`transport.take_no_descriptors`), and
-then only its own workers go unheard.
+Each socket has a listener, which limits connections, messages and bytes of its account, and cuts a connection that exceeds a
+limit. Each also has its own ZeroMQ I/O thread: before Linux 6.16 an account can block that thread
+(`transport.take_no_descriptors`), and then only its own workers go unheard.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import zmq
 from ..protocol.errors import ElasticError
 from ..protocol.principals import LOCAL_OPERATOR, Principal, Role
 from ..runtime import memory, transport
-from ..runtime.door import Bounds, Door, Gate, Peer
 from ..runtime.floods import Floods
 from ..runtime.keys import Principals
+from ..runtime.listener import Bounds, EndpointConfig, Listener, Peer
 from ..runtime.loop import Loop
 from .accounts import Account
 
@@ -34,7 +34,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_ACCOUNTS = 256
 CLOSE_WITHIN_S = 1.0
 LOOK_INTERVAL_S = 1.0  # between two checks of the memory
-LISTENER = bytes(1)  # prefix of a peer: index of the door's first socket, and these doors have one socket each
+LISTENER = bytes(1)  # prefix of a peer: index of the listener's first socket, and these listeners have one socket each
 
 Heard = Callable[
     [int, list[bytes]], None
@@ -58,7 +58,7 @@ class _OneAccount(Principals):
 @dataclass(frozen=True)
 class _Line:
     context: zmq.Context[transport.Socket]
-    door: Door
+    listener: Listener
 
 
 class WorkerLines:
@@ -84,7 +84,7 @@ class WorkerLines:
         address = self._address_for(account)
         path = Path(address.removeprefix("ipc://"))
         context = transport.context()
-        door = Door(
+        listener = Listener(
             context,
             self._loop,
             None,
@@ -93,8 +93,8 @@ class WorkerLines:
             most=2 * self._bounds.connections,
             floods=self.floods,
         )
-        line = _Line(context, door)
-        gate = Gate(
+        line = _Line(context, listener)
+        config = EndpointConfig(
             name=f"workers of {account.name or account.uid}",
             remote=(),
             local=(Role.USER, Role.OPERATOR),
@@ -112,7 +112,7 @@ class WorkerLines:
             if not account.own:
                 let_pass(path.parent.parent)
                 let_pass(path.parent)
-            door.listen(gate, [address], hear)
+            listener.listen(config, [address], hear)
         except (ElasticError, OSError) as error:
             _close(line)
             return f"its workers cannot be heard: {error}"
@@ -122,16 +122,16 @@ class WorkerLines:
     def send(self, account: Account, name: bytes, data: bytes) -> None:
         line = self._lines.get(account.uid)
         if line is not None:
-            line.door.send(LISTENER + name, data)
+            line.listener.send(LISTENER + name, data)
 
     @property
     def waiting(self) -> int:
         """Number of received messages that are not handled yet."""
-        return sum(line.door.waiting for line in self._lines.values())
+        return sum(line.listener.waiting for line in self._lines.values())
 
     def pass_time(self) -> None:
         for line in self._lines.values():
-            line.door.pass_time()
+            line.listener.pass_time()
         now_s = time.monotonic()
         if now_s >= self._look_at_s and not self.waiting:
             self._look_at_s = now_s + LOOK_INTERVAL_S
@@ -145,7 +145,7 @@ class WorkerLines:
 
 def _close(line: _Line) -> None:
     """Close a socket without waiting for a ZeroMQ thread that is blocked."""
-    line.door.close()
+    line.listener.close()
     thread = threading.Thread(target=line.context.term, name="closing a line", daemon=True)
     thread.start()
     thread.join(CLOSE_WITHIN_S)

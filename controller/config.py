@@ -27,7 +27,7 @@ from ..protocol.times import (
 )
 from ..runtime import config, logs, transport
 from ..runtime.directories import check_code
-from ..runtime.door import Bounds
+from ..runtime.listener import Bounds
 from ..scheduler.measuring import Measuring
 from ..scheduler.profiles.curves import load as load_profiles
 from ..scheduler.scheduler import Scheduler, StageChoice, load_scheduler, load_stages

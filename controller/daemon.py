@@ -34,8 +34,8 @@ from ..runtime import locks, memory, readiness, transport
 from ..runtime.clock import StepMeter, WallClock
 from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
-from ..runtime.door import Door, Gate, Peer
 from ..runtime.keys import JobKeys, KeyDirectory, Pair, Principals
+from ..runtime.listener import EndpointConfig, Listener, Peer
 from ..runtime.logs import about
 from ..runtime.loop import Loop
 from . import lines
@@ -85,7 +85,7 @@ COLLECT_INTERVAL_S = 3600.0  # between two collections of garbage, which take te
 LOOK_INTERVAL_S = 1.0  # between two checks of the list of known principals
 REFUSED_INTERVAL_S = 2.0  # between two looks at the records of refused jobs
 
-CLIENTS = Gate(
+CLIENTS = EndpointConfig(
     name="clients",
     remote=(Role.USER, Role.OPERATOR),
     local=(Role.USER, Role.OPERATOR),
@@ -93,7 +93,7 @@ CLIENTS = Gate(
     waiting_out=64,  # a client sends one request at a time, and repeats it
     visitors=True,
 )
-AGENTS = Gate(
+AGENTS = EndpointConfig(
     name="agents",
     remote=(Role.SERVER,),
     local=(Role.OPERATOR,),  # on the controller's machine: the controller's user, or root
@@ -127,13 +127,13 @@ class ControllerDaemon:
         self._notifier = Notifier(options.notify, self._loop.wake)
         self._keys = KeyDirectory(options.keys)
         pair, principals = _keys(self._keys, (*options.clients_at, *options.agents_at))
-        self._door = Door(self._context, self._loop, pair, principals, options.bounds, look=self._look_at_keys)
-        self._loop.feed_only_if(self._door.hears)
+        self._listener = Listener(self._context, self._loop, pair, principals, options.bounds, look=self._look_at_keys)
+        self._loop.feed_only_if(self._listener.is_receiving)
         self._memory = memory.Keeper()
         self._lines = AgentLines()
         self._rate_limiter = SubjectRateLimiter()
-        clients = self._door.listen(CLIENTS, options.clients_at, self._on_client)
-        agents = self._door.listen(AGENTS, options.agents_at, self._on_agent)
+        clients = self._listener.listen(CLIENTS, options.clients_at, self._on_client)
+        agents = self._listener.listen(AGENTS, options.agents_at, self._on_agent)
         self._reign: Reign | None = None  # None: this controller is a standby
         self._candidacy: Candidacy | None = None  # None: this is the only controller of the cluster
         self._seals: Seals | None = None  # of a store that several controllers share
@@ -193,7 +193,7 @@ class ControllerDaemon:
                 self._exporter.close()
             self._notifier.close()
             self._loop.close()
-            self._door.close()
+            self._listener.close()
             self._context.term()
             self._store.close()
             self._audit.close()
@@ -331,7 +331,7 @@ class ControllerDaemon:
         if isinstance(message, AgentHello) and term < message.term <= term + terms.MOST_AHEAD:
             self._candidacy.heard(message.term)
         answer = msgspec.msgpack.encode(self._candidacy.standby())
-        self._door.send(peer, *(terms.stamped(term, answer) if term else (answer,)))
+        self._listener.send(peer, *(terms.stamped(term, answer) if term else (answer,)))
 
     def _on_client(self, client: Peer, who: Principal, frames: list[bytes]) -> None:
         data = frames[-1] if frames else b""
@@ -378,8 +378,8 @@ class ControllerDaemon:
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_INTERVAL_S
             self._look_at_keys()
-            self._door.pass_time()
-            if not self._door.waiting:
+            self._listener.pass_time()
+            if not self._listener.waiting:
                 self._memory.look(now_s)
         if now_s >= self._collect_at_s:
             gc.collect()
@@ -413,7 +413,7 @@ class ControllerDaemon:
 
     def _figures(self) -> list[Figure]:
         candidacy, reign = self._candidacy, self._reign
-        floods = self._door.floods.figures(self._door.waiting)
+        floods = self._listener.floods.figures(self._listener.waiting)
         if reign is not None:
             most = self._present.options.metrics_jobs
             return [*figures(reign.turn, self._watch, self._clock.now(), most), *floods]
@@ -432,7 +432,7 @@ class ControllerDaemon:
         except OperatorError as error:
             log.warning("the keys stay as they were: %s", error)
             return
-        self._door.update(principals)
+        self._listener.update(principals)
 
     def _warn(self, subject: str, text: str) -> None:
         since = self._rate_limiter.admit(subject, time.monotonic())
@@ -440,7 +440,7 @@ class ControllerDaemon:
             log.warning("%s%s", text, f" ({since} times more before)" if since else "")
 
     def _reply(self, client: Peer, reply: Reply) -> None:
-        self._door.send(client, _encode_reply(self._from_client, reply))
+        self._listener.send(client, _encode_reply(self._from_client, reply))
 
     def _send(self, reign: Reign, actions: list[Outgoing]) -> None:
         """Write the audit entries, then send the messages as long as this controller still leads.
@@ -460,7 +460,7 @@ class ControllerDaemon:
                     message = msgspec.structs.replace(message, key=reign.job_keys.of(message.job, message.uid))
                 peer = self._lines.of(server, agent)
                 stamped = terms.stamped(reign.term, msgspec.msgpack.encode(message))
-                if peer is None or not self._door.send(peer, *stamped):
+                if peer is None or not self._listener.send(peer, *stamped):
                     log.debug("agent %s is not there for %s", server, type(message).__name__)
             case ReplyClient(client, reply):
                 self._reply(client, reply)

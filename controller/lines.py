@@ -37,7 +37,7 @@ def is_repeated(frames: list[bytes]) -> bool:
 
 
 class AgentLines:
-    """Connections by server and identity: a socket's number and a connection's name there, as in `runtime.door`."""
+    """Connections by server and identity: a socket's number and a connection's name there, as in `runtime.listener`."""
 
     def __init__(self) -> None:
         self._lines: dict[ServerId, OrderedDict[str, bytes]] = {}

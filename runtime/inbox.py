@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-ZeroMQ's receive queues cannot have a limit (`transport` explains why), and its I/O thread receives a
-message in a hundredth of the time that a daemon needs to handle one. So in each turn the daemon's loop first moves all received
-messages into this inbox (`door`), which takes microseconds per message. Rates are measured there, when a message arrives rather
-than when it is handled.
+ZeroMQ's receive queues cannot have a limit (`transport` explains why), and its I/O thread
+receives a message in a hundredth of the time that a daemon needs to handle one. So in each turn the daemon's loop first moves all
+received messages into this inbox (`listener`), which takes microseconds per message. Rates are measured there, when a message
+arrives rather than when it is handled.
 
 All messages together have a limit on their number and one on their bytes. Above a limit the longest queue pays (longest queue
 drop): the principal with most, and of its connections the one with most. Messages that the peer repeats anyway are dropped first,

@@ -1,8 +1,8 @@
 """ZeroMQ sockets with the options that all processes share: bounded queues, heartbeats, no linger, and CURVE on every TCP socket.
 
 TCP without keys is refused, on loopback too, because any user of the machine can connect there. Unix sockets (``ipc://``) need no
-keys: the kernel identifies the peer, and the mode of the directory decides which users may connect. `door` handles the sockets
-of a daemon with many peers that are not trusted alike.
+keys: the kernel identifies the peer, and the mode of the directory decides which users may connect. `listener` handles the
+sockets of a daemon with many peers that are not trusted alike.
 
 Why a listening socket has no receive limit and sends no heartbeats
 -------------------------------------------------------------------
@@ -74,13 +74,13 @@ def router(context: zmq.Context[Socket], pair: Pair | None = None) -> Socket:
 
     A peer that connects with the routing id of another one takes that id over.
     """
-    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4)))  # so that routing ids cannot be guessed: see `door`
+    ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4)))  # so that routing ids cannot be guessed: see `listener`
     socket: Socket = context.socket(zmq.ROUTER)
     _common(socket)
     socket.rcvhwm = 0  # no limit: see the module's docstring
     socket.backlog = BACKLOG
     socket.router_mandatory = True
-    socket.router_handover = True  # `door` explains why
+    socket.router_handover = True  # `listener` explains why
     if pair is not None:
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = pair.public, pair.secret

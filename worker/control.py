@@ -40,8 +40,8 @@ from ..protocol.messages import (
 from ..protocol.model import GpuKind
 from ..runtime import transport
 from ..runtime.clock import SteadyClock
-from ..runtime.door import FellowDoor
 from ..runtime.keys import Pair
+from ..runtime.listener import JobKeyAuthenticator
 from ..runtime.loop import Loop
 from .communication.communicator import Communicator, Rendezvous, RendezvousStore
 from .driver import MachineControl
@@ -118,7 +118,7 @@ class ClusterControl(MachineControl):
         self._loop = Loop(self._clock, self._on_turn, self._next_deadline)
         self._loop.add_socket(self._agent, self._on_agent)
         if self._pair is not None:
-            FellowDoor(self._context, self._loop, self._pair)
+            JobKeyAuthenticator(self._context, self._loop, self._pair)
         self._loop.add_socket(self._router, self._on_fellow)
         self._thread = threading.Thread(target=self._run, name="elasticd-control", daemon=True)
 

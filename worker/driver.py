@@ -42,7 +42,7 @@ from .machine import WorkerMachine
 
 
 class Control(Protocol):
-    """What the training thread needs: a door for its facts, its instructions, and the communicator in use."""
+    """What the training thread needs: a queue for its facts, its instructions, and the communicator in use."""
 
     def tell(self, fact: Event) -> None:
         """Something has happened. For any thread."""

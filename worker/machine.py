@@ -1,4 +1,4 @@
-"""All decisions of a worker, behind one door: facts in, actions out (design: worker-runtime 4). Pure.
+"""All decisions of a worker, behind one method `handle`: facts in, actions out (design: worker-runtime 4). Pure.
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""The door of the pages: which requests are answered, and the headers of all answers.
+"""The HTTP guard of the pages: which requests are answered, and the headers of all answers.
 
 * Only GET and HEAD: nothing here changes the cluster.
 * Only known names in the `Host` header. A page of another site whose name has been made to lead here (DNS rebinding)

@@ -30,9 +30,9 @@ PATIENCE_S = 120.0
 WATCHDOG_S = 2.0
 OLD_KERNEL = """
 import sys
-from elasticd.runtime import pulse, transport
+from elasticd.runtime import self_heartbeat, transport
 transport.take_no_descriptors = lambda socket: None
-pulse.PATIENCE_S, pulse.LEAST_BEATS = 2.0, 2
+self_heartbeat.PATIENCE_S, self_heartbeat.FEWEST_SENT = 2.0, 2
 from elasticd.controller.__main__ import main
 sys.exit(main())
 """

@@ -27,8 +27,8 @@ import zmq
 
 from elasticd.protocol.messages import Envelope, GetJobs, Jobs, Ping
 from elasticd.runtime import transport
-from elasticd.runtime.door import Bounds
 from elasticd.runtime.keys import KeyFile
+from elasticd.runtime.listener import Bounds
 
 from .grammar import encode
 from .sockets import MOST_GROWTH_BYTES, HonestServer, Tally, submit

@@ -147,7 +147,7 @@ class Controller(Subject):
     def __init__(self, directory: Path, context: zmq.Context[Socket], **limits: Any) -> None:
         """limits: on one principal; by default practically none, as one principal sends all of a campaign's messages."""
         ports = [free_port() for _ in range(2)]
-        self.clients, self.agents = (f"ipc://{directory}/state/{door}" for door in ("clients", "agents"))
+        self.clients, self.agents = (f"ipc://{directory}/state/{name}" for name in ("clients", "agents"))
         self.clients_tcp, self.agents_tcp = (f"tcp://127.0.0.1:{port}" for port in ports)
         self._keys = keys = KeyDirectory(directory.with_name(f"{directory.name}-keys"))
         keys.make()

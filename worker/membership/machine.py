@@ -212,7 +212,7 @@ class Membership:
         """Number of entries in each of the tables."""
         return {"prepared generations": len(self._groups), "early words": len(self._early)}
 
-    # -- the door
+    # -- the entry point
 
     def next_deadline(self) -> float | None:
         """Return when `TimePassed` is wanted (Unix time, s); None: never."""

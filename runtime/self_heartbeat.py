@@ -22,55 +22,55 @@ from . import transport
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0  # without a received message
-LEAST_BEATS = 5  # messages sent in that time before the socket counts as deaf
+FEWEST_SENT = 5  # messages sent in that time before the socket counts as blocked
 MOST_WAITING = 8  # messages of its own in the send queue
 
 
-class Pulse:
+class SelfHeartbeat:
     """Self-test of one socket."""
 
     def __init__(self, address: str) -> None:
         """address: of the socket, as peers connect to it."""
         self._address = address
         self._context: zmq.Context[transport.Socket] = zmq.Context()
-        self._line = transport.dealer(self._context, address)
-        self._line.sndhwm = MOST_WAITING
-        self._word = os.urandom(16)
-        self._unheard_s: float | None = None  # time of the first message not yet received (monotonic, s)
-        self._beats = 0  # messages sent since then
-        self._told = False  # the failure was logged
+        self._socket = transport.dealer(self._context, address)
+        self._socket.sndhwm = MOST_WAITING
+        self._payload = os.urandom(16)
+        self._unreceived_s: float | None = None  # time of the first message not yet received (monotonic, s)
+        self._sent = 0  # messages sent since then
+        self._warned = False  # the failure was logged
 
-    def beat(self, now: float) -> None:
+    def send(self, now: float) -> None:
         """Send a message to this daemon's own socket; called about once a second."""
-        if self._unheard_s is None:
-            self._unheard_s, self._beats = now, 0
-        self._beats += 1
-        transport.send(self._line, self._word)
+        if self._unreceived_s is None:
+            self._unreceived_s, self._sent = now, 0
+        self._sent += 1
+        transport.send(self._socket, self._payload)
 
-    def heard(self, data: bytes) -> bool:
+    def receive(self, data: bytes) -> bool:
         """Return whether a message received on the socket is the self-test's own."""
-        if data != self._word:
+        if data != self._payload:
             return False
-        self._unheard_s = None
-        if self._told:
-            self._told = False
-            log.warning("what is said at %s is heard again", self._address)
+        self._unreceived_s = None
+        if self._warned:
+            self._warned = False
+            log.warning("messages sent to %s arrive again", self._address)
         return True
 
-    def stands(self, now: float) -> bool:
+    def is_alive(self, now: float) -> bool:
         """Return whether the socket still receives."""
-        if self._unheard_s is None or now - self._unheard_s < PATIENCE_S or self._beats < LEAST_BEATS:
+        if self._unreceived_s is None or now - self._unreceived_s < PATIENCE_S or self._sent < FEWEST_SENT:
             return True
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.error(
-                "nothing that is said at %s has been heard for %.0f s: a peer may hold up the thread that receives. The service "
-                "manager, if there is one, starts this daemon anew",
+                "no message sent to %s has arrived for %.0f s: a peer may block the thread that receives. The service "
+                "manager, if there is one, restarts this daemon",
                 self._address,
-                now - self._unheard_s,
+                now - self._unreceived_s,
             )
         return False
 
     def close(self) -> None:
-        self._line.close()
+        self._socket.close()
         self._context.term()

@@ -22,7 +22,8 @@ from elasticd.protocol.principals import LOCAL_OPERATOR, Principal, Role
 from elasticd.protocol.rate_limit import SubjectRateLimiter
 from elasticd.runtime import transport
 from elasticd.runtime.clock import SteadyClock
-from elasticd.runtime.door import (
+from elasticd.runtime.keys import Known, Pair, Principals
+from elasticd.runtime.listener import (
     CUT_REST_S,
     HANDSHAKE_BURST,
     HANDSHAKES_PER_S,
@@ -30,19 +31,18 @@ from elasticd.runtime.door import (
     SILENT_S,
     Bounds,
     Bucket,
-    Door,
-    FellowDoor,
-    Gate,
+    EndpointConfig,
+    JobKeyAuthenticator,
+    Listener,
     _Asked,
 )
-from elasticd.runtime.keys import Known, Pair, Principals
 from elasticd.runtime.loop import Loop
 
 from .held_up import hold_up, is_held_up, needs_stacks
 
 PATIENCE_S = 120.0
-PEOPLE = Gate("people", (Role.USER, Role.OPERATOR), (Role.USER, Role.OPERATOR), 1 << 16, 16, visitors=True)
-MACHINES = Gate("machines", (Role.SERVER,), (Role.OPERATOR,), 1 << 16, 16)
+PEOPLE = EndpointConfig("people", (Role.USER, Role.OPERATOR), (Role.USER, Role.OPERATOR), 1 << 16, 16, visitors=True)
+MACHINES = EndpointConfig("machines", (Role.SERVER,), (Role.OPERATOR,), 1 << 16, 16)
 
 
 def known(principal: str, pair: Pair, account: str = "", revoked_s: float | None = None) -> Known:
@@ -64,13 +64,15 @@ class House:
         self.principals = Principals((known("user:alice", self.alice, "al"), known("server:s1", self.server)))
         self.added: list[Known] = []  # keys added to the list since the endpoint last read it
         self.looks = 0
-        self.door = Door(
+        self.listener = Listener(
             self.context, self.loop, self.own, self.principals, bounds, lambda: self.monotonic_s, look=self.look
         )
         directory.chmod(0o711)
         self.path = directory / "people"
-        self.people, self.people_here = self.door.listen(PEOPLE, ["tcp://127.0.0.1:*", f"ipc://{self.path}"], self.hear)
-        self.machines, self.machines_here = self.door.listen(
+        self.people, self.people_here = self.listener.listen(
+            PEOPLE, ["tcp://127.0.0.1:*", f"ipc://{self.path}"], self.hear
+        )
+        self.machines, self.machines_here = self.listener.listen(
             MACHINES, ["tcp://127.0.0.1:*", f"ipc://{directory}/machines"], self.hear
         )
 
@@ -79,17 +81,17 @@ class House:
         if self.added:
             self.principals = Principals((*self.principals.known, *self.added))
             self.added.clear()
-            self.door.update(self.principals)
+            self.listener.update(self.principals)
 
     def hear(self, peer: bytes, who: Principal, frames: list[bytes]) -> None:
         self.heard.append((str(who), frames))
-        self.door.send(peer, *frames)
+        self.listener.send(peer, *frames)
 
     def visitor(self, address: str, pair: Pair | None = None, identity: bytes = b"") -> zmq.Socket:
         return transport.dealer(self.outside, address, identity, pair, self.own.public)
 
     def close(self) -> None:
-        self.door.close()
+        self.listener.close()
         self.outside.destroy(linger=0)
         self.context.destroy(linger=0)
 
@@ -166,7 +168,7 @@ def test_a_key_that_is_unknown_or_of_another_role_is_told_so_and_never_heard(
         assert transport.is_final(refusals.recv_multipart())
     assert house.heard == []
     assert (
-        "refused a key that is unknown, revoked or of another role, from 127.0.0.1, at the door for people"
+        "refused a key that is unknown, revoked or of another role, from 127.0.0.1, on the socket for people"
         in caplog.text
     )
 
@@ -270,20 +272,20 @@ def test_a_peer_that_chooses_the_name_of_its_connection_is_cut_off(house: House)
 def test_the_numbers_of_connections_are_no_ones_to_guess(house: House) -> None:
     """A peer that has the next number as its routing id would crash the process."""
     house.says(house.visitor(house.people_here), b"1")
-    (peer,) = house.door._lines
+    (peer,) = house.listener._connections
     seeds = subprocess.run([sys.executable, "-c", NUMBERS], capture_output=True, check=True, text=True).stdout.split()
     assert all(abs(int.from_bytes(peer[2:]) - int(seed)) > 1000 for seed in seeds)
 
 
 def test_handshakes_of_one_principal_are_bounded(house: House, caplog: pytest.LogCaptureFixture) -> None:
     asked = _Asked([], b"1", "0", "127.0.0.1", b"CURVE", [z85.decode(house.alice.public)])
-    answers = [house.door._judge(asked)[0] for _ in range(300)]
+    answers = [house.listener._judge(asked)[0] for _ in range(300)]
     assert answers.count(b"200") == HANDSHAKE_BURST
     assert answers[-1] == b"300"
     house.monotonic_s += 1.0
-    assert [house.door._judge(asked)[0] for _ in range(10)].count(b"200") == HANDSHAKES_PER_S
+    assert [house.listener._judge(asked)[0] for _ in range(10)].count(b"200") == HANDSHAKES_PER_S
     local = _Asked([], b"1", "1", f"localhost:{os.getuid()}:0:1", b"NULL", [])
-    assert {house.door._judge(local)[0] for _ in range(1000)} == {b"200"}
+    assert {house.listener._judge(local)[0] for _ in range(1000)} == {b"200"}
     assert len([r for r in caplog.records if "connects too often" in r.message]) == 1
 
 
@@ -293,7 +295,7 @@ def test_a_revoked_key_loses_its_connections_and_others_stay(house: House) -> No
     house.says(server, b"2")
     monitor = alice.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     gone = known("user:alice", house.alice, "al", revoked_s=1.0)
-    house.door.update(Principals((gone, known("server:s1", house.server))))
+    house.listener.update(Principals((gone, known("server:s1", house.server))))
     house.until(lambda: monitor.poll(0))
     alice.send(b"3")
     house.turn_for(0.3)
@@ -308,7 +310,7 @@ def test_what_waits_when_a_key_is_revoked_is_not_heard(house: House) -> None:
     house.says(alice, b"1")
     alice.send(b"2")
     time.sleep(0.1)  # it is in the endpoint's queue
-    house.door.update(Principals())
+    house.listener.update(Principals())
     house.turn_for(0.3)
     assert [frames for _, frames in house.heard] == [[b"1"]]
 
@@ -317,7 +319,7 @@ def test_whose_account_has_changed_is_heard_as_who_he_is_now(house: House) -> No
     alice = house.visitor(house.people, house.alice)
     house.says(alice, b"1")
     monitor = alice.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    house.door.update(Principals((known("operator:alice", house.alice, "al"),)))
+    house.listener.update(Principals((known("operator:alice", house.alice, "al"),)))
     house.until(lambda: monitor.poll(0))  # her connection has been cut; later messages use a new one
     house.says(alice, b"2")
     alice.disable_monitor()
@@ -381,13 +383,13 @@ def test_rates_count_what_is_said_and_not_what_a_starved_daemon_gets_round_to(ho
         house.monotonic_s += 1.0
         hear(peer, who, frames)
 
-    house.door._listeners[0].handler = slowly
+    house.listener._endpoints[0].handler = slowly
     house.heard.clear()
-    house.until(lambda: house.door.floods.cut["user"])
+    house.until(lambda: house.listener.floods.cut["user"])
     house.turn_for(0.3)
     assert len(house.heard) == 49
-    assert house.door.floods.cut == {"user": 1, "operator": 0, "server": 0}
-    assert house.door.floods.dropped["user"] == 151
+    assert house.listener.floods.cut == {"user": 1, "operator": 0, "server": 0}
+    assert house.listener.floods.dropped["user"] == 151
     assert house.says(server, b"y") == [b"y"]
 
 
@@ -401,7 +403,7 @@ def test_whose_connection_was_cut_makes_no_other_one_for_a_second(
     house.until(lambda: "user:alice connects too often" in caplog.text)
     house.monotonic_s += CUT_REST_S
     house.says(alice, b"y")
-    assert house.door.floods.cut["user"] == 1
+    assert house.listener.floods.cut["user"] == 1
 
 
 def test_what_waits_to_be_handled_when_a_key_is_revoked_is_not_heard(house: House) -> None:
@@ -409,10 +411,10 @@ def test_what_waits_to_be_handled_when_a_key_is_revoked_is_not_heard(house: Hous
     house.says(alice, b"x")
     house.heard.clear()
     let_wait(house, alice, each=1000)
-    house.until(lambda: house.door.waiting > 100)
-    house.door.update(Principals())
+    house.until(lambda: house.listener.waiting > 100)
+    house.listener.update(Principals())
     heard = len(house.heard)
-    house.until(lambda: not house.door.waiting)
+    house.until(lambda: not house.listener.waiting)
     house.turn_for(0.2)
     assert len(house.heard) == heard < 1000
 
@@ -434,7 +436,7 @@ def test_a_connection_that_says_nothing_is_cut_after_a_while(house: House) -> No
     monitor.recv_multipart()  # handshake of the quiet client
     house.turn_for(0.2)
     house.monotonic_s += SILENT_S + 1
-    house.door.pass_time()
+    house.listener.pass_time()
     house.until(lambda: monitor.poll(0))
     while raw.recv(100):  # the rest of the greeting, and then the end of the stream
         pass
@@ -469,7 +471,7 @@ def test_an_open_file_that_a_local_peer_sends_holds_nobody_up(house: House) -> N
 
 
 @needs_stacks
-def test_before_linux_6_16_who_holds_up_the_thread_of_local_sockets_is_noticed_and_the_network_is_heard(
+def test_a_peer_that_blocks_the_local_io_thread_before_linux_6_16_is_noticed_and_tcp_still_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(transport, "take_no_descriptors", lambda socket: None)
@@ -479,23 +481,26 @@ def test_before_linux_6_16_who_holds_up_the_thread_of_local_sockets_is_noticed_a
     def seconds_pass(count: int) -> None:
         for _ in range(count):
             house.monotonic_s += 1.0
-            house.door.pass_time()
+            house.listener.pass_time()
             house.turn_for(0.1)
 
     def listeners_hear() -> bool:
         seconds_pass(1)
-        return all(listener.pulse is None or listener.pulse._unheard_s is None for listener in house.door._listeners)
+        return all(
+            endpoint.heartbeat is None or endpoint.heartbeat._unreceived_s is None
+            for endpoint in house.listener._endpoints
+        )
 
     house.until(listeners_hear)
     seconds_pass(20)
-    assert house.door.hears()
+    assert house.listener.is_receiving()
     assert house.says(local, b"1") == [b"1"]
     here, senders = hold_up(house.path, is_held_up)
     seconds_pass(4)
-    assert house.door.hears(), "it may just be slow"
+    assert house.listener.is_receiving(), "it may just be slow"
     seconds_pass(8)
-    assert not house.door.hears()
-    assert "a peer may hold up the thread that receives" in caplog.text
+    assert not house.listener.is_receiving()
+    assert "a peer may block the thread that receives" in caplog.text
     local.send(b"2")
     assert house.says(remote, b"3") == [b"3"], "who comes over the network is heard all the time"
     here.close()
@@ -503,17 +508,17 @@ def test_before_linux_6_16_who_holds_up_the_thread_of_local_sockets_is_noticed_a
         sender.wait(PATIENCE_S)
     house.until(lambda: (str(LOCAL_OPERATOR), [b"2"]) in house.heard)
     house.until(listeners_hear)
-    assert house.door.hears()
+    assert house.listener.is_receiving()
     house.close()
 
 
 def test_our_own_words_are_no_ones_requests(house: House) -> None:
     for _ in range(5):
         house.monotonic_s += 1.0
-        house.door.pass_time()
+        house.listener.pass_time()
         house.turn_for(0.1)
     assert house.heard == []
-    word = next(listener.pulse._word for listener in house.door._listeners if listener.pulse is not None)
+    word = next(endpoint.heartbeat._payload for endpoint in house.listener._endpoints if endpoint.heartbeat is not None)
     assert house.says(house.visitor(house.people, house.alice), word) == [word], "said by somebody else it is a request"
 
 
@@ -526,9 +531,9 @@ def test_a_frame_that_is_too_large_ends_the_connection_and_is_not_heard(house: H
 
 def test_a_descriptor_that_is_another_connections_by_now_is_left_alone(house: House) -> None:
     house.says(house.visitor(house.people, house.alice), b"1")
-    (line,) = house.door._lines.values()
+    (connection,) = house.listener._connections.values()
     ours, theirs = socket.socketpair()
-    house.door._cut(ours.fileno(), line.inode)
+    house.listener._cut(ours.fileno(), connection.inode)
     theirs.send(b"still there")
     assert ours.recv(100) == b"still there"
     ours.close()
@@ -572,7 +577,7 @@ def test_a_socket_where_others_may_write_is_not_opened_to_visitors(house: House,
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(OperatorError, match="others may write"):
-        house.door.listen(PEOPLE, [f"ipc://{tmp_path}/open/people"], house.hear)
+        house.listener.listen(PEOPLE, [f"ipc://{tmp_path}/open/people"], house.hear)
 
 
 def test_a_bucket_gives_so_many_at_once_and_so_many_a_second() -> None:
@@ -599,7 +604,7 @@ def test_workers_of_a_job_are_heard_by_its_leader_and_others_are_not(tmp_path: P
     loop = Loop(clock, lambda: None, lambda: clock.now() + 0.01)
     job, other = Pair.new(), Pair.new()
     heard: list[bytes] = []
-    FellowDoor(context, loop, job)
+    JobKeyAuthenticator(context, loop, job)
     leader = transport.router(context, job)
     address = transport.bind(leader, "tcp://127.0.0.1:*", job)
     loop.add_socket(leader, lambda frames: heard.append(frames[-1]))

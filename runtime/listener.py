@@ -58,7 +58,7 @@ from .floods import Floods
 from .inbox import Inbox, Room, Shed
 from .keys import Pair, Principals
 from .loop import MAX_TAKEN_IN_PER_TURN, Loop
-from .pulse import Pulse
+from .self_heartbeat import SelfHeartbeat
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Gate:
-    """One kind of listening socket: the roles that may connect, and the limits of each connection."""
+class EndpointConfig:
+    """Settings of one kind of listening socket: the roles that may connect, and the limits of each connection."""
 
     name: str
     remote: tuple[Role, ...]  # over TCP
@@ -125,43 +125,43 @@ class Bucket:
 
 
 @dataclass
-class _Listener:
-    gate: Gate
+class _Endpoint:
+    config: EndpointConfig
     socket: transport.Socket
     local: bool
     handler: Handler
     monitor: transport.Socket
     prefix: bytes  # of a `Peer`
     address: str = ""
-    pulse: Pulse | None = None  # of a socket to which other users of this machine may connect
+    heartbeat: SelfHeartbeat | None = None  # of a socket to which other users of this machine may connect
     accepted: Bucket = field(default_factory=lambda: Bucket(HANDSHAKES_PER_S, HANDSHAKE_BURST))
     rests_until: float | None = None  # does not listen until then (monotonic, s)
 
 
 @dataclass
-class _Line:
+class _Connection:
     """A connection that has sent a message."""
 
     who: Principal
     proof: str  # a public key, or a Unix user id
     descriptor: int
     inode: int | None
-    guest: _Guest
+    usage: _Usage
     cut: bool = False  # was shut down: messages that still arrive were sent before, and are dropped
 
 
 @dataclass
-class _Guest:
-    """A principal that has sent a message, with its token buckets."""
+class _Usage:
+    """The token buckets and connections of one principal that has sent a message."""
 
     messages: Bucket
     bytes_: Bucket
     owed: int = 0  # bytes of answers sent since the last check that the principal reads them
     cut_at: float | None = None  # time of the last cut of a connection for flooding (monotonic, s)
-    lines: dict[Peer, None] = field(default_factory=dict)
+    connections: dict[Peer, None] = field(default_factory=dict)
 
 
-class Door:
+class Listener:
     """The listening sockets of one daemon, used from its loop's thread."""
 
     def __init__(
@@ -178,7 +178,7 @@ class Door:
     ) -> None:
         """pair: the daemon's own key pair; without one the daemon cannot listen on TCP. most: limit on all connections, where
         it is below the limit of open files. look: called when an unknown peer connects, as its key may just have been added; it
-        may call `update`. floods: counters of dropped messages and cut connections, shared where several doors count
+        may call `update`. floods: counters of dropped messages and cut connections, shared where several listeners count
         together."""
         self._context = context
         self._loop = loop
@@ -186,10 +186,10 @@ class Door:
         self._principals = principals
         self._bounds = bounds
         self._clock = clock
-        self._listeners: list[_Listener] = []
-        self._lines: dict[Peer, _Line] = {}
+        self._endpoints: list[_Endpoint] = []
+        self._connections: dict[Peer, _Connection] = {}
         self._at: dict[int, Peer] = {}  # by descriptor
-        self._guests: dict[Principal, _Guest] = {}
+        self._usages: dict[Principal, _Usage] = {}
         self._handshakes: dict[Principal, Bucket] = {}
         self._look = look
         self._looks = Bucket(LOOKS_PER_S, LOOK_BURST)
@@ -208,90 +208,95 @@ class Door:
         self._zap.bind(transport.ZAP_ADDRESS)
         loop.add_socket(self._zap, self._on_zap)
 
-    def listen(self, gate: Gate, addresses: Sequence[str], handler: Handler) -> list[str]:
+    def listen(self, config: EndpointConfig, addresses: Sequence[str], handler: Handler) -> list[str]:
         """Serve these addresses. Returns the addresses that peers connect to. Raises OperatorError if one cannot be bound."""
-        return [self._listen(gate, address, handler) for address in addresses]
+        return [self._listen(config, address, handler) for address in addresses]
 
-    def _listen(self, gate: Gate, address: str, handler: Handler) -> str:
+    def _listen(self, config: EndpointConfig, address: str, handler: Handler) -> str:
         local = address.startswith("ipc://")
         pair = None if local else self._pair
         socket = transport.router(self._context, pair)
-        socket.sndhwm = gate.waiting_out
-        socket.maxmsgsize = gate.frame_bytes
+        socket.sndhwm = config.waiting_out
+        socket.maxmsgsize = config.frame_bytes
         if (
             self._context.get(zmq.IO_THREADS) > 1
         ):  # so that a peer that blocks the I/O thread of local sockets does not block the network's
             socket.setsockopt(zmq.AFFINITY, LOCAL_THREAD if local else NETWORK_THREAD)
-        number = len(self._listeners)
+        number = len(self._endpoints)
         socket.zap_domain = str(number).encode()
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        told = f"inproc://door-{id(self)}-{number}"
-        socket.monitor(told, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        events = f"inproc://listener-{id(self)}-{number}"
+        socket.monitor(events, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         monitor: transport.Socket = self._context.socket(zmq.PAIR)
         monitor.linger = 0
         monitor.rcvhwm = 0  # with a limit ZeroMQ's I/O thread would block on a full queue
-        monitor.connect(told)
-        listener = _Listener(gate, socket, local, handler, monitor, bytes((number,)))
-        self._listeners.append(listener)
+        monitor.connect(events)
+        endpoint = _Endpoint(config, socket, local, handler, monitor, bytes((number,)))
+        self._endpoints.append(endpoint)
         try:
-            listener.address = bound = self._bind(listener, address)
-            if local and gate.visitors:
-                listener.pulse = Pulse(bound)
+            endpoint.address = bound = self._bind(endpoint, address)
+            if local and config.visitors:
+                endpoint.heartbeat = SelfHeartbeat(bound)
         except OperatorError:
-            self._listeners.remove(listener)
-            _close(listener)
+            self._endpoints.remove(endpoint)
+            _close(endpoint)
             raise
-        self._loop.add_socket(monitor, lambda frames: self._on_event(listener, frames), MAX_TAKEN_IN_PER_TURN)
-        self._loop.add_frames(socket, lambda frames: self._on_message(listener, frames))
+        self._loop.add_socket(monitor, lambda frames: self._on_event(endpoint, frames), MAX_TAKEN_IN_PER_TURN)
+        self._loop.add_frames(socket, lambda frames: self._on_message(endpoint, frames))
         return bound
 
-    def _bind(self, listener: _Listener, address: str) -> str:
-        gate = listener.gate
-        bound = transport.bind(listener.socket, address, None if listener.local else self._pair)
-        if listener.local and gate.visitors:
+    def _bind(self, endpoint: _Endpoint, address: str) -> str:
+        config = endpoint.config
+        bound = transport.bind(endpoint.socket, address, None if endpoint.local else self._pair)
+        if endpoint.local and config.visitors:
             transport.open_to_visitors(bound)
-        elif listener.local and gate.owner is not None:
-            transport.give_to(bound, gate.owner)
+        elif endpoint.local and config.owner is not None:
+            transport.give_to(bound, config.owner)
         return bound
 
-    def _rest(self, listener: _Listener, now: float) -> None:
+    def _rest(self, endpoint: _Endpoint, now: float) -> None:
         """Stop accepting on this socket for REST_S: connections arrive faster than they can be cut."""
-        listener.rests_until = now + REST_S
+        endpoint.rests_until = now + REST_S
         with contextlib.suppress(zmq.ZMQError):
-            listener.socket.unbind(listener.address)
+            endpoint.socket.unbind(endpoint.address)
         self._warn(
-            f"{listener.gate.name} rest", f"{listener.gate.name} connect too often: not heard for {REST_S:.0f} s"
+            f"{endpoint.config.name} rest", f"{endpoint.config.name} connect too often: not heard for {REST_S:.0f} s"
         )
 
-    def _listen_again(self, listener: _Listener, now: float) -> None:
+    def _listen_again(self, endpoint: _Endpoint, now: float) -> None:
         try:
-            self._bind(listener, listener.address)
-            listener.rests_until = None
+            self._bind(endpoint, endpoint.address)
+            endpoint.rests_until = None
         except OperatorError as error:
-            listener.rests_until = now + REST_S
-            self._warn(f"{listener.gate.name} rest", f"{listener.gate.name} cannot be heard again: {error}")
+            endpoint.rests_until = now + REST_S
+            self._warn(f"{endpoint.config.name} rest", f"{endpoint.config.name} cannot be heard again: {error}")
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
         """Send a message to a peer. Returns False if the peer is gone or does not read."""
-        line = self._lines.get(peer)
-        if line is not None and not self._reads(line, sum(map(len, frames))):
+        connection = self._connections.get(peer)
+        if connection is not None and not self._reads(connection, sum(map(len, frames))):
             return False
-        return transport.send(self._listeners[peer[0]].socket, peer[1:], *frames)
+        return transport.send(self._endpoints[peer[0]].socket, peer[1:], *frames)
 
-    def _reads(self, line: _Line, size: int) -> bool:
+    def _reads(self, connection: _Connection, size: int) -> bool:
         """Return whether the principal of this connection reads its answers. Cuts those of its connections that do not."""
-        guest = self._guests[line.who]
-        guest.owed += size
-        if guest.owed > self._bounds.unread_bytes:
-            guest.owed = 0
-            full = [each for peer in guest.lines if not (each := self._lines[peer]).cut and _unsent(each.descriptor)]
+        usage = self._usages[connection.who]
+        usage.owed += size
+        if usage.owed > self._bounds.unread_bytes:
+            usage.owed = 0
+            full = [
+                each
+                for peer in usage.connections
+                if not (each := self._connections[peer]).cut and _unsent(each.descriptor)
+            ]
             for each in full:
-                self._cut_line(each)
+                self._cut_connection(each)
             if full:
                 self._warn(
-                    f"{line.who} reads", f"{line.who} does not read its answers: {len(full)} connections are cut"
+                    f"{connection.who} reads",
+                    f"{connection.who} does not read its answers: {len(full)} connections are cut",
                 )
-        return not line.cut
+        return not connection.cut
 
     def update(self, principals: Principals) -> None:
         """Replace the list of principals, and cut the connections of those that are no longer known."""
@@ -299,22 +304,22 @@ class Door:
         self._handshakes.clear()
         still = {each.public for each in principals.known if each.revoked_s is None}
         log.info("%d principals have keys", len(still))
-        for peer, line in list(self._lines.items()):
-            listener = self._listeners[peer[0]]
-            if self._known(listener, line.proof) != line.who:
-                log.info("cut a connection of %s", line.who)
-                self._cut(line.descriptor, line.inode)
+        for peer, connection in list(self._connections.items()):
+            endpoint = self._endpoints[peer[0]]
+            if self._known(endpoint, connection.proof) != connection.who:
+                log.info("cut a connection of %s", connection.who)
+                self._cut(connection.descriptor, connection.inode)
                 self._forget(peer)
-        self._guests = {who: guest for who, guest in self._guests.items() if guest.lines}
+        self._usages = {who: usage for who, usage in self._usages.items() if usage.connections}
 
     def pass_time(self) -> None:
-        """Cut silent connections, resume listening where a pause is over, and send the pulses. Called about once a second."""
+        """Cut silent connections, resume listening where a pause is over, and send the heartbeats. Called about once a second."""
         now = self._clock()
-        for listener in self._listeners:
-            if listener.pulse is not None:
-                listener.pulse.beat(now)
-            if listener.rests_until is not None and now >= listener.rests_until:
-                self._listen_again(listener, now)
+        for endpoint in self._endpoints:
+            if endpoint.heartbeat is not None:
+                endpoint.heartbeat.send(now)
+            if endpoint.rests_until is not None and now >= endpoint.rests_until:
+                self._listen_again(endpoint, now)
         while self._silent:
             descriptor, (inode, since) = next(iter(self._silent.items()))
             if now - since < SILENT_S:
@@ -322,16 +327,16 @@ class Door:
             del self._silent[descriptor]
             self._cut(descriptor, inode)
 
-    def hears(self) -> bool:
+    def is_receiving(self) -> bool:
         """Return whether messages of local peers still arrive. If not, a peer blocks ZeroMQ's I/O thread."""
         now = self._clock()
-        return all(listener.pulse.stands(now) for listener in self._listeners if listener.pulse is not None)
+        return all(endpoint.heartbeat.is_alive(now) for endpoint in self._endpoints if endpoint.heartbeat is not None)
 
     def close(self) -> None:
-        for listener in self._listeners:
-            self._loop.remove_socket(listener.monitor)
-            self._loop.remove_socket(listener.socket)
-            _close(listener)
+        for endpoint in self._endpoints:
+            self._loop.remove_socket(endpoint.monitor)
+            self._loop.remove_socket(endpoint.socket)
+            _close(endpoint)
         self._loop.remove_backlog(self._waiting)
         self._loop.remove_socket(self._zap)
         self._zap.close()
@@ -350,26 +355,26 @@ class Door:
 
     def _judge(self, asked: _Asked) -> tuple[bytes, bytes, bytes]:
         """Return the status of a ZAP answer, its text, and the user id."""
-        listener = self._listeners[int(asked.domain)]  # the domain is the index, set in `_listen`
-        gate, address = listener.gate, asked.address
-        if listener.local:
+        endpoint = self._endpoints[int(asked.domain)]  # the domain is the index, set in `_listen`
+        config, address = endpoint.config, asked.address
+        if endpoint.local:
             proof = _uid(address)
         elif asked.mechanism == b"CURVE" and len(asked.credentials) == 1 and len(asked.credentials[0]) == 32:
             proof = z85.encode(asked.credentials[0]).decode()
         else:
             return b"400", b"only keys are let in", b""
-        who = self._known(listener, proof)
+        who = self._known(endpoint, proof)
         if who is None and self._looks.take(self._clock()):
             self._look()
-            who = self._known(listener, proof)
+            who = self._known(endpoint, proof)
         if who is None:
-            what = f"user {proof}" if listener.local else "a key that is unknown, revoked or of another role"
-            self._warn(f"{address} {gate.name}", f"refused {what}, from {address}, at the door for {gate.name}")
+            what = f"user {proof}" if endpoint.local else "a key that is unknown, revoked or of another role"
+            self._warn(f"{address} {config.name}", f"refused {what}, from {address}, on the socket for {config.name}")
             return b"400", b"not known here", b""
-        if not (listener.local and who.role is Role.OPERATOR):  # a local operator could kill this process anyway
+        if not (endpoint.local and who.role is Role.OPERATOR):  # a local operator could kill this process anyway
             bucket = self._handshakes.setdefault(who, Bucket(HANDSHAKES_PER_S, HANDSHAKE_BURST))
-            guest, now = self._guests.get(who), self._clock()
-            rests = guest is not None and guest.cut_at is not None and now - guest.cut_at < CUT_REST_S
+            usage, now = self._usages.get(who), self._clock()
+            rests = usage is not None and usage.cut_at is not None and now - usage.cut_at < CUT_REST_S
             if not bucket.take(now) or rests:
                 self._warn(f"{who} handshakes", f"{who} connects too often")
                 return b"300", b"too many connections, try again", b""
@@ -377,18 +382,18 @@ class Door:
 
     # -- connections
 
-    def _on_event(self, listener: _Listener, frames: list[bytes]) -> None:
+    def _on_event(self, endpoint: _Endpoint, frames: list[bytes]) -> None:
         event = parse_monitor_message(frames)
         descriptor = int(event["value"])
         inode = _inode(descriptor)
         if event["event"] == zmq.EVENT_ACCEPTED:
-            owner, now = listener.gate.owner, self._clock()
-            if owner not in (None, os.getuid()) and not listener.accepted.take(now) and listener.rests_until is None:
-                self._rest(listener, now)
-            spoken = self._line_at(descriptor)
+            owner, now = endpoint.config.owner, self._clock()
+            if owner not in (None, os.getuid()) and not endpoint.accepted.take(now) and endpoint.rests_until is None:
+                self._rest(endpoint, now)
+            spoken = self._connection_at(descriptor)
             if inode is None or (spoken is not None and spoken.inode == inode):
                 return  # the connection is closed again, or has sent a message already
-            if len(self._silent) + len(self._lines) >= self._most:
+            if len(self._silent) + len(self._connections) >= self._most:
                 oldest, (its_inode, _) = self._silent.popitem(last=False) if self._silent else (descriptor, (inode, 0))
                 self._warn("connections", f"there are {self._most} connections: one that says nothing is cut")
                 self._cut(oldest, its_inode)
@@ -400,78 +405,96 @@ class Door:
         waiting = self._silent.get(descriptor)
         if waiting is not None and waiting[0] != inode:
             del self._silent[descriptor]
-        spoken = self._line_at(descriptor)
+        spoken = self._connection_at(descriptor)
         if spoken is not None and spoken.inode != inode:
             self._forget(self._at[descriptor])
 
-    def _line_at(self, descriptor: int) -> _Line | None:
+    def _connection_at(self, descriptor: int) -> _Connection | None:
         peer = self._at.get(descriptor)
-        return None if peer is None else self._lines.get(peer)
+        return None if peer is None else self._connections.get(peer)
 
-    def _new_line(self, peer: Peer, who: Principal, proof: str, descriptor: int) -> _Line | None:
+    def _new_connection(self, peer: Peer, who: Principal, proof: str, descriptor: int) -> _Connection | None:
         """Register a connection. Returns None, and cuts it, if its principal has too many connections."""
         self._forget(peer)
         if (before := self._at.get(descriptor)) is not None:
             self._forget(before)
         inode = _inode(descriptor)
         self._silent.pop(descriptor, None)
-        guest = self._guests.get(who)
-        if guest is None:
+        usage = self._usages.get(who)
+        if usage is None:
             bounds = self._bounds
-            guest = self._guests[who] = _Guest(
+            usage = self._usages[who] = _Usage(
                 Bucket(bounds.messages_per_s, bounds.messages_burst), Bucket(bounds.bytes_per_s, bounds.bytes_burst)
             )
-        if len(guest.lines) >= self._bounds.connections:
-            self._warn(f"{who} connections", f"{who} has {len(guest.lines)} connections: another one is cut")
+        if len(usage.connections) >= self._bounds.connections:
+            self._warn(f"{who} connections", f"{who} has {len(usage.connections)} connections: another one is cut")
             self._cut(descriptor, inode)
             return None
-        line = self._lines[peer] = _Line(who, proof, descriptor, inode, guest)
+        connection = self._connections[peer] = _Connection(who, proof, descriptor, inode, usage)
         self._at[descriptor] = peer
-        guest.lines[peer] = None
-        return line
+        usage.connections[peer] = None
+        return connection
 
     def _forget(self, peer: Peer) -> None:
-        line = self._lines.pop(peer, None)
-        if line is not None:
-            if self._at.get(line.descriptor) == peer:
-                del self._at[line.descriptor]
-            self._guests[line.who].lines.pop(peer, None)
-            if line.cut and not self._listeners[peer[0]].gate.names:  # ZeroMQ does not reuse an id that it assigned
-                self._gone[peer] = line.who
+        connection = self._connections.pop(peer, None)
+        if connection is not None:
+            if self._at.get(connection.descriptor) == peer:
+                del self._at[connection.descriptor]
+            self._usages[connection.who].connections.pop(peer, None)
+            if (
+                connection.cut and not self._endpoints[peer[0]].config.names
+            ):  # ZeroMQ does not reuse an id that it assigned
+                self._gone[peer] = connection.who
                 if len(self._gone) > MOST_GONE:
                     self._gone.popitem(last=False)
 
     # -- messages
 
-    def _on_message(self, listener: _Listener, frames: list[zmq.Frame]) -> None:
+    def _on_message(self, endpoint: _Endpoint, frames: list[zmq.Frame]) -> None:
         """Identify the sender of a message, then put the message into the inbox or drop it."""
         last, routing = frames[-1], frames[0].bytes
-        peer = listener.prefix + routing
-        line = self._lines.get(peer)
-        late = self._gone.get(peer) if line is None else line.who if line.cut and not listener.gate.names else None
+        peer = endpoint.prefix + routing
+        connection = self._connections.get(peer)
+        late = (
+            self._gone.get(peer)
+            if connection is None
+            else connection.who
+            if connection.cut and not endpoint.config.names
+            else None
+        )
         if late is not None:
             self.floods.dropped[late.role.value] += 1
             return
-        proof, descriptor = _proof(listener, last), _descriptor(last)
-        known = line is not None and line.proof == proof and line.descriptor == descriptor  # see `update`
-        if known and line is not None and line.cut and listener.gate.names:  # a new connection may have the same name
-            known = line.inode == _inode(descriptor)
+        proof, descriptor = _proof(endpoint, last), _descriptor(last)
+        known = (
+            connection is not None and connection.proof == proof and connection.descriptor == descriptor
+        )  # see `update`
+        if (
+            known and connection is not None and connection.cut and endpoint.config.names
+        ):  # a new connection may have the same name
+            known = connection.inode == _inode(descriptor)
         if not known:
-            line = self._introduced(listener, routing, proof, descriptor)
-        if line is None:
+            connection = self._introduced(endpoint, routing, proof, descriptor)
+        if connection is None:
             return
-        if line.cut:
-            self.floods.dropped[line.who.role.value] += 1
+        if connection.cut:
+            self.floods.dropped[connection.who.role.value] += 1
             return
-        if listener.pulse is not None and line.who == LOCAL_OPERATOR and listener.pulse.heard(last.bytes):
+        if (
+            endpoint.heartbeat is not None
+            and connection.who == LOCAL_OPERATOR
+            and endpoint.heartbeat.receive(last.bytes)
+        ):
             return
         size = sum(map(len, frames))
-        if not self._may_say(line, size):
-            self.floods.dropped[line.who.role.value] += 1
-            self._cut_flooding(line)
+        if not self._may_say(connection, size):
+            self.floods.dropped[connection.who.role.value] += 1
+            self._cut_flooding(connection)
             return
         said = [frame.bytes for frame in frames[1:]]
-        for shed in self._inbox.put(line.who, peer, (listener, proof, said), size, listener.gate.repeated(said)):
+        for shed in self._inbox.put(
+            connection.who, peer, (endpoint, proof, said), size, endpoint.config.repeated(said)
+        ):
             self._shed(shed)
 
     def _shed(self, shed: Shed[Principal, Peer]) -> None:
@@ -485,57 +508,58 @@ class Door:
             f"{shed.who} waiting",
             f"{shed.who} says more than is handled: a connection is cut, with {shed.messages} messages that waited",
         )
-        line = self._lines.get(shed.cut)
-        if line is not None:
-            self._cut_flooding(line)
+        connection = self._connections.get(shed.cut)
+        if connection is not None:
+            self._cut_flooding(connection)
 
     def _handle(self) -> None:
         """Handle the next waiting message, unless its sender's key was revoked or reassigned since it arrived."""
-        who, peer, (listener, proof, frames) = self._inbox.take()
-        if self._known(listener, proof) == who:
-            listener.handler(peer, who, frames)
+        who, peer, (endpoint, proof, frames) = self._inbox.take()
+        if self._known(endpoint, proof) == who:
+            endpoint.handler(peer, who, frames)
 
-    def _introduced(self, listener: _Listener, routing: bytes, proof: str, descriptor: int) -> _Line | None:
+    def _introduced(self, endpoint: _Endpoint, routing: bytes, proof: str, descriptor: int) -> _Connection | None:
         """Register a connection at its first message. Returns None, and cuts it, if the connection is not admitted."""
-        who = self._known(listener, proof)
+        who = self._known(endpoint, proof)
         given = len(routing) == ROUTING_ID_BYTES and routing[0] == 0
-        if who is None or not (given or listener.gate.names):
+        if who is None or not (given or endpoint.config.names):
             what = "somebody unknown" if who is None else f"{who}, who gives its connection a name"
             self._warn(
-                f"{what} {listener.gate.name}", f"dropped a message of {what}, at the door for {listener.gate.name}"
+                f"{what} {endpoint.config.name}",
+                f"dropped a message of {what}, on the socket for {endpoint.config.name}",
             )
             self._cut(descriptor, _inode(descriptor))
             return None
-        return self._new_line(listener.prefix + routing, who, proof, descriptor)
+        return self._new_connection(endpoint.prefix + routing, who, proof, descriptor)
 
-    def _may_say(self, line: _Line, size: int) -> bool:
-        guest, bounds, now = line.guest, self._bounds, self._clock()
-        if not guest.messages.take(now):
+    def _may_say(self, connection: _Connection, size: int) -> bool:
+        usage, bounds, now = connection.usage, self._bounds, self._clock()
+        if not usage.messages.take(now):
             much = f"{bounds.messages_per_s:.0f} messages"
-        elif not guest.bytes_.take(now, size):
+        elif not usage.bytes_.take(now, size):
             much = f"{bounds.bytes_per_s / 1e6:.0f} MB"
         else:
             return True
-        who = line.who
+        who = connection.who
         self._warn(f"{who} messages", f"{who} says more than {much} a second: a connection is cut")
         return False
 
-    def _cut_flooding(self, line: _Line) -> None:
-        self.floods.cut[line.who.role.value] += 1
-        line.guest.cut_at = self._clock()
-        self._cut_line(line)
+    def _cut_flooding(self, connection: _Connection) -> None:
+        self.floods.cut[connection.who.role.value] += 1
+        connection.usage.cut_at = self._clock()
+        self._cut_connection(connection)
 
-    def _cut_line(self, line: _Line) -> None:
-        line.cut = True
-        self._cut(line.descriptor, line.inode)
+    def _cut_connection(self, connection: _Connection) -> None:
+        connection.cut = True
+        self._cut(connection.descriptor, connection.inode)
 
-    def _known(self, listener: _Listener, proof: str) -> Principal | None:
-        """Return the principal with this proof, if its role may use this listener."""
-        if listener.local:
+    def _known(self, endpoint: _Endpoint, proof: str) -> Principal | None:
+        """Return the principal with this proof, if its role may use this endpoint."""
+        if endpoint.local:
             who = self._principals.of_uid(int(proof)) if proof else None
-            return who if who is not None and who.role in listener.gate.local else None
+            return who if who is not None and who.role in endpoint.config.local else None
         who = self._principals.of_key(proof)
-        return who if who is not None and who.role in listener.gate.remote else None
+        return who if who is not None and who.role in endpoint.config.remote else None
 
     def _cut(self, descriptor: int, inode: int | None) -> None:
         if inode is None:
@@ -551,22 +575,22 @@ class Door:
 
 
 _Message = tuple[
-    _Listener, str, list[bytes]
-]  # the listener, the proof of the connection, the frames without the routing id
+    _Endpoint, str, list[bytes]
+]  # the endpoint, the proof of the connection, the frames without the routing id
 
 
-def _close(listener: _Listener) -> None:
-    if listener.pulse is not None:
-        listener.pulse.close()
-    listener.socket.disable_monitor()
-    listener.monitor.close()
-    listener.socket.close()
+def _close(endpoint: _Endpoint) -> None:
+    if endpoint.heartbeat is not None:
+        endpoint.heartbeat.close()
+    endpoint.socket.disable_monitor()
+    endpoint.monitor.close()
+    endpoint.socket.close()
 
 
-def _proof(listener: _Listener, frame: zmq.Frame) -> str:
+def _proof(endpoint: _Endpoint, frame: zmq.Frame) -> str:
     """Return the public key or Unix user id that a frame's connection has proved; "" if none."""
     try:
-        if not listener.local:
+        if not endpoint.local:
             return str(frame.get("User-Id"))
         return _uid(str(frame.get("Peer-Address")))
     except zmq.ZMQError:
@@ -602,7 +626,7 @@ def _descriptor(frame: zmq.Frame) -> int:
         return -1
 
 
-class FellowDoor:
+class JobKeyAuthenticator:
     """ZAP handler of a context that admits only peers with the same key pair: the workers of one job."""
 
     def __init__(self, context: zmq.Context[transport.Socket], loop: Loop, pair: Pair) -> None:
