@@ -1,6 +1,6 @@
 """The controller's whole state: the stores of `state`, and the one place where the effects of an event gather.
 
-The packages of the machine (`intake`, `reconcile`, `requests`) change the state through the methods of its stores, which
+The packages of the machine (`inbound`, `reconcile`, `requests`) change the state through the methods of its stores, which
 leave the effects here. The machine takes the effects out at the end of each event, records first.
 """
 

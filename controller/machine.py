@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-An event first changes the state (`intake`, `requests`), and marks the jobs that it concerns as dirty. As long as any job is
+An event first changes the state (`inbound`, `requests`), and marks the jobs that it concerns as dirty. As long as any job is
 dirty, `next_deadline` returns the present time. So the turn sends `TimePassed` once, after all its other events: each turn makes
 one scheduling decision and reconciles each dirty job once, however many events there were (`reconcile`). The actions of each
 event begin with a `Record` of all its changes: record, then act.
@@ -32,10 +32,10 @@ from .events import (
     StoreReturned,
     TimePassed,
 )
-from .intake import snapshots
-from .intake.absence import Absences
-from .intake.ends import stop_again, stop_cut_off, stop_late, tell_again
-from .intake.messages import on_agent_message, server_lost
+from .inbound import snapshots
+from .inbound.absence import Absences
+from .inbound.ends import stop_again, stop_cut_off, stop_late, tell_again
+from .inbound.messages import on_agent_message, server_lost
 from .jobs.job import Job
 from .reconcile import health
 from .reconcile.gangs import note_running, watch_silent

@@ -16,7 +16,7 @@ from ..scheduler.ended import NOTHING_ENDED
 from ..scheduler.transient import Idle
 from . import snapshots, usage
 from .cluster import Cluster
-from .intake.statuses import mended_progress, usable_measurement, usable_resize
+from .inbound.statuses import mended_progress, usable_measurement, usable_resize
 from .jobs import account, archive, lengths
 from .jobs.job import Job
 from .jobs.records import JobRecord, Submission, WorkerRecord

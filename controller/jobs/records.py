@@ -175,7 +175,7 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     best_at_loss: int = -1  # furthest step that had been applied by that loss
     hold_s: float = 0.0  # seconds for which growth is held back, or was last time
     held: bool = False
-    vain_joins: int = 0  # newcomers in a row that ended before they had taken part (`intake.newcomers`)
+    vain_joins: int = 0  # newcomers in a row that ended before they had taken part (`inbound.newcomers`)
     vain_join_share: int = 0  # number of workers that had taken part when the last of these newcomers ended
     vain_join_s: float = 0.0  # time of that end (Unix time)
     does_not_grow: str = ""  # why no worker may join those with the state (`reconcile.growth`); "": workers may join

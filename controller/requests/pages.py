@@ -17,7 +17,7 @@ from ...protocol.messages import GetEnded, GetJobs, GetServers, Jobs, JobView, S
 from ...protocol.model import JobId, ServerId
 from ...protocol.principals import Principal
 from ..cluster import Cluster
-from ..intake.guests import present
+from ..inbound.guests import present
 from ..jobs.archive import PREFIX
 from ..jobs.job import Job
 from ..jobs.records import ArchivedJob

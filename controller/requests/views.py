@@ -26,8 +26,8 @@ from ...scheduler.speedup_curve import Source, points
 from ..accounting import spent
 from ..bars import NOTHING_OVERRULED, sentences, trusts
 from ..cluster import Cluster
-from ..intake import forgery
-from ..intake.guests import MOST_TOLD, present, sentence, unknown_sentence
+from ..inbound import forgery
+from ..inbound.guests import MOST_TOLD, present, sentence, unknown_sentence
 from ..jobs.avoided import Avoided
 from ..jobs.job import Job
 from ..jobs.lengths import length_of

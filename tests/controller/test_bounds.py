@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from elasticd.controller import sessions
 from elasticd.controller.events import AgentMessage, SendAgent, Warn
-from elasticd.controller.intake import messages
+from elasticd.controller.inbound import messages
 from elasticd.controller.jobs import reported
 from elasticd.controller.reconcile import orders
 from elasticd.controller.requests import acts, pending

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage, SendAgent, Warn
-from elasticd.controller.intake import messages
+from elasticd.controller.inbound import messages
 from elasticd.protocol.messages import (
     AgentHeartbeat,
     AgentHello,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from elasticd.controller.intake.statuses import hello_fault
+from elasticd.controller.inbound.statuses import hello_fault
 from elasticd.protocol.messages import AgentHello, LocalWorker
 from elasticd.protocol.model import Gpu, GpuKind, GpuPlace, JobId, Server, ServerId, WorkerId
 

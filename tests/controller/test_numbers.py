@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage, Warn
-from elasticd.controller.intake import messages
+from elasticd.controller.inbound import messages
 from elasticd.controller.jobs.records import JobRecord, Progress, Submission
 from elasticd.controller.jobs.throughput import KindRecord
 from elasticd.controller.records import state_key, submission_key
@@ -307,7 +307,7 @@ def test_a_generation_that_nobody_can_have_ordered_does_not_become_the_jobs() ->
 
 
 def test_what_a_status_may_change_without_a_second_look_is_how_far_a_worker_is_and_how_fast() -> None:
-    """A new field must be compared in `intake`, or added here."""
+    """A new field must be compared in `inbound`, or added here."""
     progress = {"applied", "epoch", "total_steps", "samples_per_s", "median_step_s", "steady", "metrics", "note"}
     progress |= {"stragglers", "exchange_s"}  # only shown
     progress.add("odd_metrics")  # a worker that reports them gets a full check (`sensible`)

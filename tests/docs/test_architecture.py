@@ -23,7 +23,7 @@ ROW = re.compile(r"^\| `([\w/]+\.py):([\w.]+)` \|", re.MULTILINE)
 MACHINES = (
     "agent/machine.py",
     "controller/cluster.py",
-    "controller/intake/",
+    "controller/inbound/",
     "controller/jobs/",
     "controller/machine.py",
     "controller/reconcile/",

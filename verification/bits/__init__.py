@@ -2,7 +2,7 @@
 
 A *history* is one training run during which workers join, leave, migrate and are killed, as determined by a seed. Workers are
 real processes that communicate over real sockets. The controller and the agent are the product's pure machines
-(`controller.intake`, `controller.reconcile`, `agent.machine`), driven in one process. So a target can be set at a given step,
+(`controller.inbound`, `controller.reconcile`, `agent.machine`), driven in one process. So a target can be set at a given step,
 and the end of a worker is noticed at once: a history of two hundred steps takes a few seconds.
 
     training   the models and training loop      points     places in a step where a worker can be killed

@@ -52,7 +52,7 @@ MACHINES = (
     Machine("membership", ("worker/membership/*.py",), _WORKER),
     Machine("training", ("worker/training/*.py",), _WORKER),
     Machine("generations", ("controller/jobs/generations.py",), _CONTROLLER),
-    Machine("intake", ("controller/intake/*.py",), _CONTROLLER),
+    Machine("inbound", ("controller/inbound/*.py",), _CONTROLLER),
     Machine("fence", ("agent/fence.py", "worker/state/fence.py"), ("tests/*/test_fence.py", *_AGENT)),
     Machine(
         "session", ("agent/session.py",), ("tests/agent/test_session.py", "tests/agent/test_endpoints.py", *_AGENT)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from elasticd.controller.cluster import Cluster
-from elasticd.controller.intake.ends import KEPT_BROKEN
+from elasticd.controller.inbound.ends import KEPT_BROKEN
 from elasticd.controller.jobs.job import KEPT_PAST_WORKERS
 from elasticd.controller.reconcile.orders import KEPT_ORDERS
 from elasticd.controller.remembered import KEPT_ANSWERS
