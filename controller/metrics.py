@@ -147,7 +147,7 @@ def _servers(cluster: Cluster, now: float) -> Iterator[Figure]:
     alive = [name for name, session in cluster.servers.sessions.items() if session.alive]
     unfit = sum(not cluster.servers.fit(name) for name in alive)
     lost = len(cluster.servers.sessions) - len(alive)
-    counts = {"alive": len(alive) - unfit, "unfit": unfit, "lost": lost, "foreign": len(cluster.servers.guests)}
+    counts = {"alive": len(alive) - unfit, "unfit": unfit, "lost": lost, "foreign": len(cluster.servers.foreign)}
     text = "Servers: whole, unable to start workers for now, lost, of another cluster."
     yield labelled(Kind.GAUGE, "servers", text, "state", {name: float(count) for name, count in counts.items()})
     told: dict[tuple[str, ...], float] = {}

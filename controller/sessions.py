@@ -14,7 +14,7 @@ from ..scheduler.view import ServerInView
 CLOCK_INTERVAL_S = 60.0
 MAX_CLOCK_S = 1e11  # Unix time; later times are invalid
 FORGERIES_AT_ONCE, FORGERY_INTERVAL_S = 3, 600.0  # log lines per server: first a burst, then one per interval
-MAX_ENDED = 4096  # ended workers of a guest that its hello did not name
+MAX_ENDED = 4096  # ended workers of a foreign server that its hello did not name
 KEPT_DOUBTS = 16
 
 
@@ -65,7 +65,7 @@ class Session:
     places: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of the workers in its last hello
     strays: dict[WorkerId, Stray] = field(default_factory=dict)
     strays_told_s: float = 0.0  # when the agent was last ordered to stop the strays (Unix time)
-    unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`guests`)
+    unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`foreign`)
     troubles: tuple[Trouble, ...] = ()  # as last reported; not recorded, as each hello of an agent lists all troubles
     clock: ServerClock = field(default_factory=ServerClock)
 
@@ -121,8 +121,8 @@ class Session:
 
 
 @dataclass
-class Guest:
-    """A server that belongs to another cluster, and the connection with its agent (`guests`)."""
+class ForeignServer:
+    """A server that belongs to another cluster, and the connection with its agent (`foreign`)."""
 
     server: Server
     cluster: str  # id of the other cluster

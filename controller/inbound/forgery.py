@@ -9,7 +9,7 @@ store does not know. They were started before this controller was. So the agent 
 controller, with the uid of their job, a secret of the servers that have run its workers. The workers of that hello are
 noted, and no others may be ahead of the store.
 
-Workers that belong to no job of this cluster are left alone on their server (`guests`), so a report about them needs no
+Workers that belong to no job of this cluster are left alone on their server (`foreign`), so a report about them needs no
 check.
 """
 

@@ -20,11 +20,11 @@ from ...protocol.messages import AgentHello, EventKind, not_served
 from ...protocol.model import ServerId
 from ...protocol.times import lease_outlasts
 from ..cluster import Cluster
-from ..sessions import Guest, Session
-from .guests import present
+from ..sessions import ForeignServer, Session
+from .foreign import present
 
 
-def stale(known: Session | Guest | None, hello: AgentHello) -> bool:
+def stale(known: Session | ForeignServer | None, hello: AgentHello) -> bool:
     """Return whether `hello` is not newer than the last one of its agent."""
     if known is None or known.agent != hello.agent:
         return False
@@ -105,7 +105,7 @@ def _refuse(cluster: Cluster, now: float, server: ServerId, hello: AgentHello, r
         cluster.history.add(now, EventKind.SERVER_REFUSED, None, f"refused an agent: {reason}")
 
 
-def _holder(cluster: Cluster, now: float, server: ServerId) -> Session | Guest | None:
+def _holder(cluster: Cluster, now: float, server: ServerId) -> Session | ForeignServer | None:
     session = cluster.servers.sessions.get(server)
     if session is not None and (session.alive or server in cluster.servers.awaited):
         return session

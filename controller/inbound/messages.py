@@ -48,8 +48,8 @@ from ..reconcile.snapshot import fewest
 from ..sessions import Session, Stray
 from . import snapshots
 from .ends import add_broken, unknown_there, worker_ended
+from .foreign import is_foreign, on_message, present, receive, report_unknown, unknown_ended
 from .forgery import fault_of, may_be_ahead, note_meeting, refuse, refuse_report
-from .guests import belongs_elsewhere, on_message, present, receive, tell_of_unknown, unknown_ended
 from .joining import refuse_older, refused, stale
 from .reigns import heard_of_term
 from .restored import ahead, bring_forward, note_age
@@ -80,9 +80,9 @@ def on_agent_message(
     if isinstance(message, WorkerExit) and (fault := end_fault(message)):
         cluster.warn(f"dropped the end of a worker: {fault}", server=server[:MAX_NAME], job=message.job[:MAX_NAME])
         return
-    guest = present(cluster, now, server)
-    if guest is not None and guest.agent == agent:
-        on_message(cluster, now, guest, message)
+    foreign = present(cluster, now, server)
+    if foreign is not None and foreign.agent == agent:
+        on_message(cluster, now, foreign, message)
         return
     session = cluster.servers.sessions.get(server)
     if session is None or not session.alive or session.agent != agent:
@@ -131,14 +131,14 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
     before = cluster.servers.sessions.get(server)
     if (
         before is None
-        and server not in cluster.servers.guests
-        and len(cluster.servers.sessions) + len(cluster.servers.guests) >= MAX_SERVERS
+        and server not in cluster.servers.foreign
+        and len(cluster.servers.sessions) + len(cluster.servers.foreign) >= MAX_SERVERS
     ):
         cluster.warn(f"dropped a hello of {server}: there are {MAX_SERVERS} servers already")
         return
     if not heard_of_term(cluster, now, server, hello):
         return
-    if stale(before, hello) or stale(cluster.servers.guests.get(server), hello):
+    if stale(before, hello) or stale(cluster.servers.foreign.get(server), hello):
         refuse_older(cluster, now, server, hello)
         return
     if refused(cluster, now, server, hello):
@@ -146,10 +146,10 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
     if server not in cluster.servers.met:
         note_age(cluster, now, hello)
     note_meeting(cluster, server, hello)
-    if belongs_elsewhere(cluster, hello):
+    if is_foreign(cluster, hello):
         receive(cluster, now, hello)
         return
-    cluster.servers.drop_guest(server)
+    cluster.servers.drop_foreign(server)
     cluster.servers.record_removal(server, None)
     session = Session(
         server=hello.server,
@@ -169,7 +169,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
     _greet(cluster, now, before, session)
     cluster.servers.send(server, _acknowledged(cluster, session, 0))
     _take_in(cluster, now, session, hello)
-    tell_of_unknown(cluster, now, before, session)
+    report_unknown(cluster, now, before, session)
 
 
 def _take_in(cluster: Cluster, now: float, session: Session, hello: AgentHello) -> None:

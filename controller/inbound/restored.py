@@ -8,7 +8,7 @@ agent that knows more than the store shows that the store is old. Then:
   hence the margin. Generations matter most, because only a later generation may overwrite a checkpoint;
 * a job with workers that are ahead of the store is *overtaken*: its workers are asked to save their state and end, and
   the job starts again from there, so that no step is lost;
-* a job that the store does not know at all is left alone (`guests`).
+* a job that the store does not know at all is left alone (`foreign`).
 
 Users' requests since the backup are lost, and only the users know them. The controller reports that to the operator.
 """

@@ -64,7 +64,7 @@ from ...protocol.principals import Principal
 from ...protocol.texts import many
 from ..cluster import Cluster
 from ..events import ClientRequest
-from ..inbound.guests import adopt
+from ..inbound.foreign import adopt
 from . import executing, snapshots
 from .acts import forecast, profile, scale, submit
 from .authority import by, check, check_job

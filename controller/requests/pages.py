@@ -17,7 +17,7 @@ from ...protocol.messages import GetEnded, GetJobs, GetServers, Jobs, JobView, S
 from ...protocol.model import JobId, ServerId
 from ...protocol.principals import Principal
 from ..cluster import Cluster
-from ..inbound.guests import present
+from ..inbound.foreign import present
 from ..jobs.archive import PREFIX
 from ..jobs.job import Job
 from ..jobs.records import ArchivedJob
@@ -81,8 +81,8 @@ def ended_page(cluster: Cluster, now: float, who: Principal, request: GetEnded, 
 
 def servers_page(cluster: Cluster, now: float, request: GetServers) -> Servers:
     """Return a page of servers."""
-    guests = [name for name in cluster.servers.guests if present(cluster, now, name) is not None]
-    names = sorted({*cluster.servers.sessions, *guests})
+    foreign = [name for name in cluster.servers.foreign if present(cluster, now, name) is not None]
+    names = sorted({*cluster.servers.sessions, *foreign})
     if request.server is not None:
         names = [name for name in names if name == request.server]
     first = bisect.bisect_right(names, request.after)

@@ -27,7 +27,7 @@ from ..accounting import spent
 from ..bars import NOTHING_OVERRULED, sentences, trusts
 from ..cluster import Cluster
 from ..inbound import forgery
-from ..inbound.guests import MOST_TOLD, present, sentence, unknown_sentence
+from ..inbound.foreign import MAX_NAME_CHARS, present, sentence, unknown_sentence
 from ..jobs.avoided import Avoided
 from ..jobs.job import Job
 from ..jobs.lengths import length_of
@@ -40,7 +40,7 @@ from ..reconcile.idle import idle_sentence, idle_since_s
 from ..reconcile.promising import promise_view
 from ..reconcile.snapshot import fewest
 from ..records import Cordon
-from ..sessions import Guest, Session
+from ..sessions import ForeignServer, Session
 from .authority import shown
 
 NAMES_TOLD = 8
@@ -302,9 +302,9 @@ def _past_view(entry: WorkerRecord) -> WorkerView:
 
 def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
     """Return the view of a known server. A GPU counts as used while a process is on it."""
-    session, guest = cluster.servers.sessions.get(name), present(cluster, now, name)
-    if guest is not None and (session is None or not session.alive):
-        return _guest_view(guest)
+    session, foreign = cluster.servers.sessions.get(name), present(cluster, now, name)
+    if foreign is not None and (session is None or not session.alive):
+        return _foreign_view(foreign)
     assert session is not None
     used = {
         gpu.index: job
@@ -361,7 +361,7 @@ def _cordon_view(cordon: Cordon) -> CordonView:
 def _told_to_run(server: Server, workers: Iterable[LocalWorker]) -> dict[int, JobId]:
     """Return the unknown jobs that an agent reports, by the index of the GPU."""
     indices = {gpu.index for gpu in server.gpus}
-    return {gpu: JobId(local.job[:MOST_TOLD]) for local in workers for gpu in local.all_gpus if gpu in indices}
+    return {gpu: JobId(local.job[:MAX_NAME_CHARS]) for local in workers for gpu in local.all_gpus if gpu in indices}
 
 
 def _state(cluster: Cluster, session: Session) -> ServerState:
@@ -400,13 +400,13 @@ def _noted(trouble: Trouble) -> str:
     return trouble.text if trouble.gpu is None else f"GPU {trouble.gpu}: {trouble.text}"
 
 
-def _guest_view(guest: Guest) -> ServerView:
-    used = _told_to_run(guest.server, guest.running.values())
+def _foreign_view(foreign: ForeignServer) -> ServerView:
+    used = _told_to_run(foreign.server, foreign.running.values())
     return ServerView(
-        server=guest.server,
+        server=foreign.server,
         alive=True,
-        last_heard_s=guest.last_heard_s,
+        last_heard_s=foreign.last_heard_s,
         used=used,
         state=ServerState.FOREIGN,
-        trouble=sentence(guest),
+        trouble=sentence(foreign),
     )

@@ -27,7 +27,7 @@ from ..records import (
     ServerRecord,
     server_key,
 )
-from ..sessions import Forgeries, Guest, Health, Session
+from ..sessions import ForeignServer, Forgeries, Health, Session
 from .effects import Effects
 
 MORE_THAN_ANY_SESSION = 1 << 62  # a count of messages to an agent that no session reaches
@@ -47,7 +47,7 @@ class Servers:
         self._incarnation = incarnation
         self.sessions: dict[ServerId, Session] = {}
         self.known_gpus = 0  # GPUs of all known servers, absent ones included
-        self.guests: dict[ServerId, Guest] = {}
+        self.foreign: dict[ServerId, ForeignServer] = {}
         self.adopted: dict[ServerId, str] = {}  # servers to be taken over, with the identities of their agents
         self.removed: dict[ServerId, RemovalRecord] = {}  # removed by operators while their agents ran, oldest first
         self.refused: OrderedDict[tuple[ServerId, str], None] = OrderedDict()  # refused agents reported to the operator
@@ -149,23 +149,23 @@ class Servers:
             if session.alive or name in self.awaited:
                 session.last_heard_s = now  # all sessions, so the order by silence stays as it is
                 waits = True
-        for guest in self.guests.values():
-            guest.heard(guest.last_heard_s + now - before)
+        for foreign in self.foreign.values():
+            foreign.heard(foreign.last_heard_s + now - before)
         for health in (*self.health.values(), *self.gpu_health.values()):
             health.leave_out(now - before)
         return waits
 
     # -- agents that are no members: those of other clusters, refused ones, and forgers
 
-    def put_guest(self, guest: Guest) -> Guest | None:
+    def put_foreign(self, foreign: ForeignServer) -> ForeignServer | None:
         """Note a server of another cluster; return its state at its earlier hello, if there was one."""
-        before = self.guests.get(guest.server.server)
-        self.guests[guest.server.server] = guest
+        before = self.foreign.get(foreign.server.server)
+        self.foreign[foreign.server.server] = foreign
         return before
 
-    def drop_guest(self, server: ServerId) -> None:
+    def drop_foreign(self, server: ServerId) -> None:
         """Forget that `server` belonged to another cluster, as it joins this one."""
-        self.guests.pop(server, None)
+        self.foreign.pop(server, None)
 
     def refuse(self, server: ServerId, agent: str) -> bool:
         """Note a refused agent; return whether its refusal has to be reported: it is not remembered yet."""
@@ -409,11 +409,11 @@ class Servers:
             session.sends()
         self._effects.act(SendAgent(server, message, session.agent))
 
-    def send_guest(self, guest: Guest, message: ToAgentFromController) -> None:
+    def send_foreign(self, foreign: ForeignServer, message: ToAgentFromController) -> None:
         """Send `message` to the agent of a server that belongs to another cluster."""
         if not isinstance(message, Acknowledged):
-            guest.sends()
-        self._effects.act(SendAgent(guest.server.server, message, guest.agent))
+            foreign.sends()
+        self._effects.act(SendAgent(foreign.server.server, message, foreign.agent))
 
     def refuse_agent(self, server: ServerId, agent: str, reason: str) -> None:
         """Refuse the hello of an agent."""

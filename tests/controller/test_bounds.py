@@ -159,7 +159,7 @@ def test_a_server_of_another_cluster_tells_of_no_ends_without_end(monkeypatch: p
     for number in range(100):
         ended = WorkerExit(job=JobId("x-1"), worker=WorkerId(f"x-1.{number}"), exit_code=0, reason="")
         world.machine.handle(world.now, AgentMessage(server.server, ended, "a9"))
-    assert len(world.machine.cluster.servers.guests[ServerId("s9")].ended) == 3
+    assert len(world.machine.cluster.servers.foreign[ServerId("s9")].ended) == 3
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_hello_with_giant_names_is_dropped(changes: dict[str, Any]) -> None:
     actions = world.machine.handle(world.now, AgentMessage(S1, replace(plain, **changes), "a1"))
     assert any(isinstance(action, Warn) and len(action.text) < 1000 for action in actions)
     assert S1 not in world.machine.cluster.servers.sessions
-    assert S1 not in world.machine.cluster.servers.guests
+    assert S1 not in world.machine.cluster.servers.foreign
     world.machine.handle(world.now, AgentMessage(S1, plain, "a1"))
     assert S1 in world.machine.cluster.servers.sessions
 

@@ -13,7 +13,11 @@ OWNERS = {CONTROLLER / "cluster.py", CONTROLLER / "sessions.py", *(CONTROLLER / 
 OTHERS = sorted(set(CONTROLLER.rglob("*.py")) - OWNERS)
 STORES = {"servers", "jobs", "planning", "history", "clients", "experience", "notices", "snapshots"}
 CLUSTERS = {"cluster", "_cluster", "copied"}  # names of variables with a `Cluster`
-OWNED = {"session", "guest", "health"}  # names of variables with an object of `sessions`, which the servers' store owns
+OWNED = {
+    "session",
+    "foreign",
+    "health",
+}  # names of variables with an object of `sessions`, which the servers' store owns
 MUTATORS = {
     name
     for kind in (list, dict, set)
@@ -83,7 +87,7 @@ def test_no_other_module_writes_to_a_store(module: Path) -> None:
         "cluster.servers.refused.popitem(last=False)",
         "cluster.servers.forged.setdefault(server, found)",
         "session.alive = False",
-        "guest.running.pop(worker, None)",
+        "foreign.running.pop(worker, None)",
         "health.doubts[job] = doubt",
     ],
 )

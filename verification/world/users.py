@@ -181,7 +181,7 @@ class Users(Process):
             return
         cluster = self._world.controller.machine.cluster
         unknown = [name for name, session in cluster.servers.sessions.items() if session.unknown]
-        for server in sorted({*cluster.servers.guests, *unknown}):
+        for server in sorted({*cluster.servers.foreign, *unknown}):
             self._adoptions += 1
             self.ask(f"adopt-{server}-{self._adoptions}", AdoptServer(server=server))
 

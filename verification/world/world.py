@@ -82,7 +82,7 @@ class World(Cluster):
             session = cluster.servers.sessions.get(agent.server.server)
             away = not running or agent.state is not State.RUNNING or self.network.cut_among(hosts)
             away = (
-                away or bool(self.twins) or agent.server.server in cluster.servers.guests or agent.name in self.removed
+                away or bool(self.twins) or agent.server.server in cluster.servers.foreign or agent.name in self.removed
             )
             stands = session is not None and session.alive and session.name == agent.session
             self.oracle.session(agent.name, away or stands)

@@ -28,29 +28,29 @@ from ...protocol.messages import (
 from ...protocol.model import ServerId
 from ...protocol.times import LEAST_SAVE_S
 from ..cluster import Cluster
-from ..sessions import Guest, Session
+from ..sessions import ForeignServer, Session
 
-JOBS_TOLD, MOST_TOLD = 8, 80  # jobs named in a message, and characters of each
+MAX_JOBS_NAMED, MAX_NAME_CHARS = 8, 80  # jobs named in a message, and characters of each
 
 
-def belongs_elsewhere(cluster: Cluster, hello: AgentHello) -> bool:
+def is_foreign(cluster: Cluster, hello: AgentHello) -> bool:
     """Return whether this agent keeps workers, or their ends, of another cluster."""
     keeps = hello.processes or hello.workers or hello.starting or hello.exited
     return hello.cluster not in ("", cluster.id) and bool(keeps)
 
 
-def present(cluster: Cluster, now: float, server: ServerId) -> Guest | None:
-    """Return the guest server of this name, if its agent has reported within the lease; else None."""
-    guest = cluster.servers.guests.get(server)
-    if guest is None or now >= guest.last_heard_s + cluster.settings.server_lease_s:
+def present(cluster: Cluster, now: float, server: ServerId) -> ForeignServer | None:
+    """Return the foreign server of this name, if its agent has reported within the lease; else None."""
+    foreign = cluster.servers.foreign.get(server)
+    if foreign is None or now >= foreign.last_heard_s + cluster.settings.server_lease_s:
         return None
-    return guest
+    return foreign
 
 
 def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
     """Handle the hello of a server of another cluster."""
     name = hello.server.server
-    guest = Guest(
+    foreign = ForeignServer(
         server=hello.server,
         cluster=hello.cluster,
         last_heard_s=now,
@@ -61,37 +61,37 @@ def receive(cluster: Cluster, now: float, hello: AgentHello) -> None:
         running={local.worker: local for local in hello.processes},
         ended={ended.worker: ended.uid for ended in hello.exited},
     )
-    before = cluster.servers.put_guest(guest)
-    if before is None or before.agent != guest.agent or not set(guest.running) <= set(before.running):
-        cluster.history.add(now, EventKind.SERVER_FOREIGN, None, f"server {name} {sentence(guest)}")
-    cluster.servers.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=0))
-    if cluster.servers.adopted.get(name) == guest.agent:
-        _clear(cluster, guest)
+    before = cluster.servers.put_foreign(foreign)
+    if before is None or before.agent != foreign.agent or not set(foreign.running) <= set(before.running):
+        cluster.history.add(now, EventKind.SERVER_FOREIGN, None, f"server {name} {sentence(foreign)}")
+    cluster.servers.send_foreign(foreign, Acknowledged(incarnation=cluster.settings.incarnation, sent=0))
+    if cluster.servers.adopted.get(name) == foreign.agent:
+        _clear(cluster, foreign)
 
 
-def on_message(cluster: Cluster, now: float, guest: Guest, message: ToControllerFromAgent) -> None:
-    """Handle a message from the agent of a guest server."""
-    guest.heard(now)
+def on_message(cluster: Cluster, now: float, foreign: ForeignServer, message: ToControllerFromAgent) -> None:
+    """Handle a message from the agent of a foreign server."""
+    foreign.heard(now)
     if isinstance(message, AgentHeartbeat):
-        cluster.servers.send_guest(guest, Acknowledged(incarnation=cluster.settings.incarnation, sent=guest.sent))
+        cluster.servers.send_foreign(foreign, Acknowledged(incarnation=cluster.settings.incarnation, sent=foreign.sent))
     elif isinstance(message, WorkerExit):
-        guest.worker_ended(message.worker, message.uid)
-        if cluster.servers.adopted.get(guest.server.server) == guest.agent:
-            _forget(cluster, guest)
+        foreign.worker_ended(message.worker, message.uid)
+        if cluster.servers.adopted.get(foreign.server.server) == foreign.agent:
+            _forget(cluster, foreign)
 
 
-def _clear(cluster: Cluster, guest: Guest) -> None:
+def _clear(cluster: Cluster, foreign: ForeignServer) -> None:
     """Ask the workers of an adopted server to save their state and end."""
-    for local in guest.running.values():
-        cluster.servers.send_guest(guest, _stop(local))
-    _forget(cluster, guest)
+    for local in foreign.running.values():
+        cluster.servers.send_foreign(foreign, _stop(local))
+    _forget(cluster, foreign)
 
 
-def _forget(cluster: Cluster, guest: Guest) -> None:
-    if ended := guest.take_ended():
-        cluster.servers.send_guest(guest, ForgetWorkers(workers=tuple(ended), uids=ended))
-    if not guest.running:  # its next hello will come from an agent that has nothing to lose
-        cluster.servers.ask_for_hello(guest.server.server, guest.agent)
+def _forget(cluster: Cluster, foreign: ForeignServer) -> None:
+    if ended := foreign.take_ended():
+        cluster.servers.send_foreign(foreign, ForgetWorkers(workers=tuple(ended), uids=ended))
+    if not foreign.running:  # its next hello will come from an agent that has nothing to lose
+        cluster.servers.ask_for_hello(foreign.server.server, foreign.agent)
 
 
 def _stop(local: LocalWorker) -> StopWorker:
@@ -101,7 +101,7 @@ def _stop(local: LocalWorker) -> StopWorker:
 # ------------------------------------------------------------------------------------------ workers of jobs that are not known
 
 
-def tell_of_unknown(cluster: Cluster, now: float, before: Session | None, session: Session) -> None:
+def report_unknown(cluster: Cluster, now: float, before: Session | None, session: Session) -> None:
     """Report workers of unknown jobs after a member's hello, and stop them if the server was adopted."""
     name = session.server.server
     if session.unknown and not set(session.unknown) <= set(before.unknown if before is not None else ()):
@@ -136,11 +136,11 @@ def adopt(cluster: Cluster, now: float, name: ServerId, by: str) -> ServerAdopte
 
     `by`: suffix that names the operator, after "is taken over". Raises UserError, RequestRefused.
     """
-    guest, session = present(cluster, now, name), cluster.servers.sessions.get(name)
-    if guest is not None:
-        workers = len(guest.running)
-        cluster.servers.record_adoption(name, guest.agent)
-        _clear(cluster, guest)
+    foreign, session = present(cluster, now, name), cluster.servers.sessions.get(name)
+    if foreign is not None:
+        workers = len(foreign.running)
+        cluster.servers.record_adoption(name, foreign.agent)
+        _clear(cluster, foreign)
     elif session is None:
         raise UserError(f"there is no server {name[:80]!r}")
     elif not session.alive:
@@ -156,19 +156,19 @@ def adopt(cluster: Cluster, now: float, name: ServerId, by: str) -> ServerAdopte
     return ServerAdopted(server=name, workers=workers)
 
 
-def sentence(guest: Guest) -> str:
+def sentence(foreign: ForeignServer) -> str:
     """Describe a server of another cluster for operators; the text follows the server's name."""
-    name = guest.server.server
-    keeps = f"{_workers(len(guest.running))} run there" if guest.running else "it keeps how workers ended"
+    name = foreign.server.server
+    keeps = f"{_workers(len(foreign.running))} run there" if foreign.running else "it keeps how workers ended"
     return f"belongs to another cluster: {keeps}; `elasticctl servers adopt {name}` takes it over"
 
 
 def unknown_sentence(session: Session) -> str:
     """Describe the workers of unknown jobs on a server for operators."""
     jobs = sorted({local.job for local in session.unknown.values()})  # names that a bad agent may have invented
-    named = ", ".join(job[:MOST_TOLD] for job in jobs[:JOBS_TOLD])
-    if len(jobs) > JOBS_TOLD:
-        named += f" and {len(jobs) - JOBS_TOLD} more"
+    named = ", ".join(job[:MAX_NAME_CHARS] for job in jobs[:MAX_JOBS_NAMED])
+    if len(jobs) > MAX_JOBS_NAMED:
+        named += f" and {len(jobs) - MAX_JOBS_NAMED} more"
     what = (
         f"{_workers(len(session.unknown))} of jobs that the store does not know run there ({named}) and keep their GPUs"
     )
