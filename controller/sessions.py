@@ -19,7 +19,7 @@ KEPT_DOUBTS = 16
 
 
 @dataclass(frozen=True)
-class Stray:
+class Orphan:
     """A worker process that belongs to no order of this controller, and has to be stopped."""
 
     gpus: tuple[GpuAddress, ...]  # that it holds; empty: not known
@@ -63,8 +63,8 @@ class Session:
     hello: int = 0  # number of its last hello
     sent: int = 0  # messages since its last hello
     places: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of the workers in its last hello
-    strays: dict[WorkerId, Stray] = field(default_factory=dict)
-    strays_told_s: float = 0.0  # when the agent was last ordered to stop the strays (Unix time)
+    orphans: dict[WorkerId, Orphan] = field(default_factory=dict)
+    orphans_last_sent_s: float = 0.0  # when the agent was last ordered to stop the orphans (Unix time)
     unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`foreign`)
     troubles: tuple[Trouble, ...] = ()  # as last reported; not recorded, as each hello of an agent lists all troubles
     clock: ServerClock = field(default_factory=ServerClock)
@@ -88,7 +88,7 @@ class Session:
 
     def lost(self) -> None:
         """End the session, as the server's lease has expired: nothing is known of its processes any more."""
-        self.alive, self.strays, self.unknown = False, {}, {}
+        self.alive, self.orphans, self.unknown = False, {}, {}
 
     def sends(self) -> None:
         """Count one message to the agent."""
@@ -96,20 +96,20 @@ class Session:
 
     # -- processes that belong to no order
 
-    def stop_stray(self, now: float, worker: WorkerId, stray: Stray) -> None:
+    def stop_orphan(self, now: float, worker: WorkerId, orphan: Orphan) -> None:
         """Note a process that the agent is ordered to stop."""
-        self.strays[worker], self.strays_told_s = stray, now
+        self.orphans[worker], self.orphans_last_sent_s = orphan, now
 
     def stops_due(self, now: float) -> list[StopWorker]:
         """Return the stop orders to repeat: if one or its answer were lost, the GPU would never become free."""
-        if not self.strays or now - self.strays_told_s < STOP_AGAIN_S:
+        if not self.orphans or now - self.orphans_last_sent_s < STOP_AGAIN_S:
             return []
-        self.strays_told_s = now
-        return [stray.stop for stray in self.strays.values()]
+        self.orphans_last_sent_s = now
+        return [orphan.stop for orphan in self.orphans.values()]
 
-    def stray_ended(self, worker: WorkerId) -> bool:
-        """Take in the end of a process; return whether it was a stray."""
-        return self.strays.pop(worker, None) is not None
+    def orphan_ended(self, worker: WorkerId) -> bool:
+        """Take in the end of a process; return whether it was an orphan."""
+        return self.orphans.pop(worker, None) is not None
 
     def runs_unknown(self, local: LocalWorker) -> None:
         """Note a process of a job that is not in the store."""

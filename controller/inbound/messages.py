@@ -45,7 +45,7 @@ from ..reconcile.orders import leader_address, order_message, send_order
 from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.saving import suspend
 from ..reconcile.snapshot import fewest
-from ..sessions import Session, Stray
+from ..sessions import Orphan, Session
 from . import snapshots
 from .ends import add_broken, unknown_there, worker_ended
 from .foreign import is_foreign, on_message, present, receive, report_unknown, unknown_ended
@@ -65,7 +65,7 @@ from .statuses import (
     without_odd_figures,
 )
 
-MAX_STRAYS = 4096  # per server
+MAX_ORPHANS = 4096  # per server
 MAX_SERVERS = 10_000
 NOWHERE = -1  # index of the GPU in reports of agents of earlier versions, which do not say where a worker runs
 
@@ -303,10 +303,10 @@ def _unwanted(
         if worker not in session.places:
             return False  # if the process is among the places, it holds a GPU and is handled below
     if known is None and (over := cluster.jobs.archive.find(job)) is not None and over.has_uid(local.uid):
-        _stop_stray(cluster, now, session, over.job, None, local)
+        _stop_orphan(cluster, now, session, over.job, None, local)
         return False
     if known is None or not known.has_uid(local.uid):
-        if len(session.unknown) < MAX_STRAYS:
+        if len(session.unknown) < MAX_ORPHANS:
             session.runs_unknown(local)
         return False
     entry, here = known.worker(worker), GpuAddress(server=session.server.server, index=local.gpu)
@@ -317,11 +317,11 @@ def _unwanted(
     if believed and ahead(known, worker, status):
         bring_forward(cluster, now, known, worker, gpu, status, local.gpus)
         return True
-    _stop_stray(cluster, now, session, known.id, known.known_worker(worker), local)
+    _stop_orphan(cluster, now, session, known.id, known.known_worker(worker), local)
     return False
 
 
-def _stop_stray(
+def _stop_orphan(
     cluster: Cluster, now: float, session: Session, job: JobId, known: WorkerRecord | None, local: LocalWorker
 ) -> None:
     """Stop a process that no job needs. `known`: the worker's record.
@@ -329,16 +329,16 @@ def _stop_stray(
     The GPU is not free until the process has ended.
     """
     worker = local.worker
-    if worker in session.strays:
+    if worker in session.orphans:
         return
-    if len(session.strays) >= MAX_STRAYS:
-        text = f"it reports more than {MAX_STRAYS} processes that nobody knows: {worker} is ignored"
+    if len(session.orphans) >= MAX_ORPHANS:
+        text = f"it reports more than {MAX_ORPHANS} processes that nobody knows: {worker} is ignored"
         cluster.warn(text, server=session.server.server, job=job)
         return
     server = session.server.server
     told = tuple(GpuAddress(server=server, index=index) for index in local.all_gpus if index != NOWHERE)
     stop = StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid)
-    session.stop_stray(now, worker, Stray(told or (known.all_gpus if known is not None else ()), stop))
+    session.stop_orphan(now, worker, Orphan(told or (known.all_gpus if known is not None else ()), stop))
     cluster.servers.send(server, stop)
 
 
@@ -625,7 +625,7 @@ def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit
     """Handle the end of a worker; return whether the worker is recorded."""
     if unknown_ended(cluster, session, message):
         return False
-    if session.stray_ended(message.worker):
+    if session.orphan_ended(message.worker):
         cluster.jobs.mark_waiting_dirty()
     found = _find(cluster, session, message.job, message.worker, message.uid)
     status = message.status if message.status is not None and message.status.worker == message.worker else None

@@ -108,9 +108,9 @@ def _all(cluster: Cluster, session: Session) -> Iterator[StillThere]:
         if gpus:
             stays, why = _why(cluster, job)
             yield StillThere(job=job.id, gpus=gpus, stays=stays, why=why)
-    for stray in session.strays.values():
+    for orphan in session.orphans.values():
         why = "a process that nobody needs any more is being stopped"
-        yield StillThere(job=stray.stop.job, gpus=tuple(gpu.index for gpu in stray.gpus), stays=False, why=why)
+        yield StillThere(job=orphan.stop.job, gpus=tuple(gpu.index for gpu in orphan.gpus), stays=False, why=why)
     for local in list(session.unknown.values())[:MOST_UNKNOWN]:
         why = f"no such job is known here; `elasticctl servers adopt {server}` has it save its state and end"
         yield StillThere(job=JobId(local.job[:MOST_NAME]), gpus=local.all_gpus, stays=True, why=why)

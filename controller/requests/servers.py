@@ -79,7 +79,7 @@ def _there(cluster: Cluster, session: Session) -> str:
         if entry.gpu.server == name
     ]
     found += [f"{job.id} is to begin there" for job in cluster.jobs.index.on_server(name) if not _workers_on(job, name)]
-    found += [f"{worker[:MOST_NAME]}, which nobody needs" for worker in session.strays]
+    found += [f"{worker[:MOST_NAME]}, which nobody needs" for worker in session.orphans]
     found += [f"{worker[:MOST_NAME]}, of a job that is not known" for worker in session.unknown]
     more = [f"and {len(found) - WORKERS_TOLD} more"] if len(found) > WORKERS_TOLD else []
     return ", ".join([*found[:WORKERS_TOLD], *more])

@@ -284,7 +284,7 @@ class Servers:
         if not self.usable(gpu):
             return False
         session = self.sessions[gpu.server]
-        if any(gpu in stray.gpus for stray in session.strays.values()):
+        if any(gpu in orphan.gpus for orphan in session.orphans.values()):
             return False
         return not any(gpu.index in local.all_gpus for local in session.unknown.values())
 
@@ -391,7 +391,7 @@ class Servers:
 
     def suppose_back(self, server: ServerId) -> None:
         """Suppose that a lost server is connected, with no processes on it."""
-        self.sessions[server] = replace(self.sessions[server], alive=True, unknown={}, strays={})
+        self.sessions[server] = replace(self.sessions[server], alive=True, unknown={}, orphans={})
         self.update_bars(server)
 
     def suppose_server(self, now: float, server: Server) -> None:

@@ -92,7 +92,7 @@ def test_an_offset_that_no_file_has_is_refused() -> None:
 
 
 def test_an_agent_that_reports_processes_without_end_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_STRAYS", 5)
+    monkeypatch.setattr(messages, "MAX_ORPHANS", 5)
     world, job = training(1)
     status = world.find(world.running(job)[0])[1].status
     warned = 0
@@ -103,22 +103,22 @@ def test_an_agent_that_reports_processes_without_end_is_not_believed(monkeypatch
         )  # fmt: skip
         actions = world.machine.handle(world.now, AgentMessage(S1, WorkerReport(status=strange)))
         warned += sum(isinstance(action, Warn) for action in actions)
-    assert len(world.machine.cluster.servers.sessions[S1].strays) <= 5
+    assert len(world.machine.cluster.servers.sessions[S1].orphans) <= 5
     assert warned > 0
 
 
 def test_a_process_that_nobody_wants_is_told_to_end_again_and_again_until_it_has_ended() -> None:
     world, job = training(1)
     status = world.find(world.running(job)[0])[1].status
-    stray = status.worker
-    world.exit(stray, -9)
+    orphan = status.worker
+    world.exit(orphan, -9)
     strange = replace(status, sequence=status.sequence + 1)  # late and duplicated
 
     def told(message: Any) -> int:
         """Number of orders to stop the worker that follow from this message of the agent."""
         actions = world.machine.handle(world.now, AgentMessage(S1, message))
         sent = [action.message for action in actions if isinstance(action, SendAgent)]
-        return sum(isinstance(stop, StopWorker) and stop.worker == stray for stop in sent)
+        return sum(isinstance(stop, StopWorker) and stop.worker == orphan for stop in sent)
 
     assert told(WorkerReport(status=strange)) == 1
     stops = []
@@ -126,10 +126,10 @@ def test_a_process_that_nobody_wants_is_told_to_end_again_and_again_until_it_has
         world.now += 1.0
         stops.append(told(AgentHeartbeat(server=S1)))
     assert sum(stops) == 2, "the agent has heard of none of them, or its answers were lost"
-    told(WorkerExit(job=status.job, worker=stray, exit_code=None, reason="not here"))
+    told(WorkerExit(job=status.job, worker=orphan, exit_code=None, reason="not here"))
     world.now += 20.0
     assert told(AgentHeartbeat(server=S1)) == 0
-    assert not world.machine.cluster.servers.sessions[S1].strays
+    assert not world.machine.cluster.servers.sessions[S1].orphans
 
 
 def test_servers_without_end_are_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:

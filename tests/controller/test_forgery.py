@@ -105,7 +105,7 @@ def test_what_is_said_of_anothers_worker_changes_nothing_and_is_counted(name: st
     world.turn()
     assert job.record is record
     assert job.statuses == statuses
-    assert not world.machine.cluster.servers.sessions[FORGER].strays
+    assert not world.machine.cluster.servers.sessions[FORGER].orphans
     assert world.machine.cluster.servers.sessions[FORGER].alive
     assert shown(world).forged == 50
     assert "speaks of workers that were never sent to it: 50 reports were refused" in shown(world).trouble
@@ -215,7 +215,7 @@ def test_a_hello_over_anothers_connection_is_dropped_and_counted():
 
 def test_made_up_jobs_without_end_are_told_in_a_few_words(monkeypatch: pytest.MonkeyPatch):
     world, _, status = scene()
-    monkeypatch.setattr(messages, "MAX_STRAYS", 500)
+    monkeypatch.setattr(messages, "MAX_ORPHANS", 500)
     for number in range(600):
         job = JobId(f"{'x' * 200}-{number + 1000}")
         strange = replace(status, job=job, worker=WorkerId(f"{job}.0"))

@@ -38,7 +38,7 @@ def sizes(cluster: Cluster, servers: int) -> None:
             MOST_BYTES,
         ),
         "processes that nobody wants": (
-            max((len(s.strays) for s in cluster.servers.sessions.values()), default=0),
+            max((len(s.orphans) for s in cluster.servers.sessions.values()), default=0),
             64,
         ),
     }
