@@ -5,7 +5,7 @@ Theory of operation
 A user's files are never opened, resolved or removed with root's rights: a path may be a link to another user's file,
 and may change during the check. So the kernel itself checks every step, as it would check the user. In Linux each
 *thread* has credentials of its own (the C library hides that, its `setuid` changes all threads), so a thread of
-`errands` can become the user for one piece of work, without a process for it: effective user, effective group and
+`task_queues` can become the user for one piece of work, without a process for it: effective user, effective group and
 supplementary groups are the account's, and with the effective user the kernel takes all capabilities away. The real and
 the saved user stay root, so that the user's own processes can neither signal nor trace the agent meanwhile, and the
 thread can become root again.

@@ -1,6 +1,6 @@
 """Start a command beside a running worker, as a process of the worker's job: with the job's account, room, cgroup and variables.
 
-The calls may block, as those of `disk`, and are made by `errands` in threads.
+The calls may block, as those of `disk`, and are made by `task_queues` in threads.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ..protocol.messages import StartWorker
 from ..protocol.model import Fault, WorkerId
-from .errands import Errands
 from .events import ProcessFailed, StopSignal
 from .health import CheckFailed
+from .task_queues import TaskQueues
 from .watching import CHECK_S
 
 Check = Callable[[StartWorker], CheckFailed | None]  # None: all GPUs of the worker are fit
@@ -26,13 +26,13 @@ class Checks:
 
     def __init__(
         self,
-        errands: Errands,
+        tasks: TaskQueues,
         check: Check,
         begin: Callable[[StartWorker], None],
         fail: Callable[[ProcessFailed, CheckFailed], None],
     ) -> None:
         """`begin`: called if the GPU is fit. `fail`: called if it is not, with the finding."""
-        self._errands = errands
+        self._tasks = tasks
         self._check = check
         self._begin = begin
         self._fail = fail
@@ -41,7 +41,7 @@ class Checks:
     def ask(self, now: float, start: StartWorker) -> None:
         """Check the GPU of `start`, then call `begin` or `fail`."""
         pending = self._pending[start.worker] = _Pending(start, now + CHECK_S)
-        offered = self._errands.offer(
+        offered = self._tasks.try_submit(
             f"gpu {start.gpu}", lambda: self._check(start), lambda found: self._on_checked(pending, found)
         )
         if not offered:

@@ -32,7 +32,7 @@ from . import beside
 from .adoption import Record
 from .beside import Begun
 from .disk import Disk, Failed, is_over
-from .errands import Errands
+from .task_queues import TaskQueues
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +77,10 @@ class _Command:
 class Commands:
     """The commands of one agent, for the loop's thread."""
 
-    def __init__(self, loop: Loop, clock: Clock, errands: Errands, disk: Disk) -> None:
+    def __init__(self, loop: Loop, clock: Clock, tasks: TaskQueues, disk: Disk) -> None:
         self._loop = loop
         self._clock = clock
-        self._errands = errands
+        self._tasks = tasks
         self._disk = disk
         self._commands: dict[str, _Command] = {}
         self._begun: dict[str, None] = {}  # the oldest first
@@ -89,7 +89,7 @@ class Commands:
 
     def exchange(self, request: RunCommand, record: Record | None, holder: str) -> CommandOutput:
         """Take input, and return output. `record`: of the worker, beside which the command may be started; None: it may not.
-        `holder`: of its account (`errands`).
+        `holder`: of its account (`task_queues`).
         """
         one = self._commands.get(request.name)
         if one is None:
@@ -175,7 +175,7 @@ class Commands:
         self._begun[one.name] = None
         if len(self._begun) > MAX_BEGUN:
             del self._begun[next(iter(self._begun))]
-        offered = self._errands.offer(
+        offered = self._tasks.try_submit(
             f"commands {request.job}.{request.uid}",
             lambda: beside.begin(self._disk, request, record),
             lambda begun: self._on_begun(one, begun),

@@ -4,7 +4,7 @@ There are two kinds of sockets: DEALERs to the controllers (`controllers`), and 
 account (`lines`). A message to a controller begins with "SERVER#IDENTITY", so that two agents of one name are distinguished. The
 machine repeats messages that matter, so a returning controller is not flooded with outdated ones.
 
-The loop waits for messages and ends of processes only; blocking file operations are left to `errands`.
+The loop waits for messages and ends of processes only; blocking file operations are left to `task_queues`.
 
 SIGTERM ends the agent alone. Its workers continue, and the next agent adopts them.
 """
@@ -56,7 +56,6 @@ from .config import AgentConfig
 from .controllers import Controllers
 from .disk import Disk, Rules, load_identity
 from .environment import Surroundings, common_environment
-from .errands import NOBODY, Errands, Newest
 from .events import (
     Action,
     CommandExchanged,
@@ -99,6 +98,7 @@ from .reach import Reach
 from .renewing import Renewing, fits
 from .scratch import Scratch
 from .snapshots import Snapshots
+from .task_queues import AGENT_ITSELF, LatestTask, TaskQueues
 from .use import Present, Sampler
 from .visible import Visible
 
@@ -179,9 +179,9 @@ class AgentDaemon:
             checkpoints=mounts.told_within(options.checkpoints, STORAGE_TOLD_WITHIN_S),
         )
         files = JobFiles(state / "jobs")
-        self._errands = Errands(self._loop.wake)
-        self._keep_health: Newest[health.Kept] = Newest(
-            self._errands, "health", lambda kept: watching.save(state, kept), self._on_health_kept
+        self._tasks = TaskQueues(self._loop.wake)
+        self._keep_health: LatestTask[health.Kept] = LatestTask(
+            self._tasks, "health", lambda kept: watching.save(state, kept), self._on_health_kept
         )
         self._isolation = Isolation(options, server.memory_bytes, inventory.nodes, socket_path.parent, self._loop.wake)
         apart = self._isolation
@@ -205,10 +205,10 @@ class AgentDaemon:
             usual = common_environment(around, own) | carried
             standard = None if root_only else (own, located(sys.executable), usual)
             self._warm = WarmProcesses(
-                *(state, standard, self._loop, self._clock, self._errands),
+                *(state, standard, self._loop, self._clock, self._tasks),
                 *(apart.cgroups, apart.devices, self._disk.mounts),
             )
-        self._commands = Commands(self._loop, self._clock, self._errands, self._disk)
+        self._commands = Commands(self._loop, self._clock, self._tasks, self._disk)
         self._processes = Processes(
             files,
             around,
@@ -216,7 +216,7 @@ class AgentDaemon:
             self._clock,
             self._warm,
             self._on_process,
-            self._errands,
+            self._tasks,
             self._disk,
             self._listen,
         )
@@ -263,9 +263,9 @@ class AgentDaemon:
         if options.cpu_slots is None:
             interval_s = options.health.interval_s
             self._renewing = Renewing(inventory, discover, options.nvml_library, interval_s, self._loop.wake)
-        self._checks = Checks(self._errands, self._check, self._begin_start, self._on_unfit)
+        self._checks = Checks(self._tasks, self._check, self._begin_start, self._on_unfit)
         self._snapshots = Snapshots(
-            self._errands,
+            self._tasks,
             self._disk,
             self._clock.now,
             lambda message: self._send_controller(message, self._machine.endpoint),
@@ -310,7 +310,7 @@ class AgentDaemon:
         self._processes.close()
         if self._warm is not None:
             self._warm.close()
-        self._errands.close()
+        self._tasks.close()
         self._controllers.close()
         self._workers.close()
         self._context.term()
@@ -430,7 +430,7 @@ class AgentDaemon:
                 log.warning("%s%s (%s, %s)", where, trouble.text, trouble.code, trouble.severity.value)
         for gpu, code, severity in before.keys() - after.keys():
             log.info("%sis over: %s (%s)", "" if gpu is None else f"GPU {gpu}: ", code, severity.value)
-        self._keep_health.ask(self._health.kept(self._boot))
+        self._keep_health.submit(self._health.kept(self._boot))
         self._dispatch(HealthChanged(self._health.troubles()))
 
     def _renew(self, renewing: Renewing, inventory: topology.Inventory) -> None:
@@ -453,7 +453,7 @@ class AgentDaemon:
         self._watch.learn(inventory.gpus, inventory.wiring)
         same = {(gpu.index, gpu.uuid) for gpu in before}
         self._health.begin(now, inventory.troubles, [gpu.index for gpu in gpus if (gpu.index, gpu.uuid) in same])
-        self._keep_health.ask(self._health.kept(self._boot))
+        self._keep_health.submit(self._health.kept(self._boot))
         self._dispatch(HealthChanged(self._health.troubles()))
         self._server = msgspec.structs.replace(self._server, gpus=gpus, wiring=inventory.wiring)
         self._dispatch(ServerChanged(self._server))
@@ -463,7 +463,7 @@ class AgentDaemon:
             log.warning("%s", error)
 
     def _on_turn(self) -> None:
-        self._errands.deliver()
+        self._tasks.deliver()
         for seen in (*self._watch.deliver(), *self._isolation.deliver()):
             self._observe(seen)
         if uses := self._sampler.deliver():
@@ -546,10 +546,10 @@ class AgentDaemon:
                 return self._read_log(request, growing)
             case ExchangeCommand(asked, may_start):
                 record = self._processes.started(asked.worker) if may_start else None
-                holder = self._processes.holder_of(record) if record is not None else NOBODY
+                holder = self._processes.holder_of(record) if record is not None else AGENT_ITSELF
                 return CommandExchanged(self._commands.exchange(asked, record, holder))
             case KeepIdentity(who):
-                self._errands.ask(
+                self._tasks.submit(
                     "identity",
                     lambda: self._disk.save(who),
                     lambda error: self._dispatch(IdentityWritten(error)),
@@ -561,17 +561,17 @@ class AgentDaemon:
 
     def _read_log(self, request: ReadLog, growing: bool) -> Event | None:
         """Determine the log's owner first, as reading may hang by that account's doing; then read the log."""
-        offered = self._errands.offer(
+        offered = self._tasks.try_submit(
             "whose logs", lambda: self._disk.writer(request), lambda writer: self._read_log_of(writer, request, growing)
         )
         return None if offered else LogRead(not_read(request, TOO_MUCH_WAITS))
 
     def _read_log_of(self, writer: Account, request: ReadLog, growing: bool) -> None:
-        offered = self._errands.offer(
+        offered = self._tasks.try_submit(
             f"logs {request.job}.{request.uid}",
             lambda: self._disk.read_log(request, growing, writer),
             lambda piece: self._dispatch(LogRead(piece)),
-            NOBODY if writer.own else writer.name,
+            AGENT_ITSELF if writer.own else writer.name,
         )
         if not offered:
             self._dispatch(LogRead(not_read(request, TOO_MUCH_WAITS)))

@@ -1,7 +1,7 @@
 """File operations of an agent that may block: on a full, slow or absent file system.
 
-Each call may block for as long as the file system does, so `errands` makes them in its threads. Failures of the environment are
-returned as values with their reason.
+Each call may block for as long as the file system does, so `task_queues` makes them in its threads. Failures of the environment
+are returned as values with their reason.
 
 Files of a job's owner are accessed with that owner's rights only (`accounts`).
 """

@@ -135,7 +135,7 @@ class HealthChanged:
 
 @dataclass(frozen=True)
 class UseSampled:
-    """Newest sample of what the workers use."""
+    """LatestTask sample of what the workers use."""
 
     uses: tuple[WorkerUse, ...]
 

@@ -2,9 +2,9 @@
 
 A shim is watched through a pidfd, which becomes readable when the process ends, whether it is the agent's child or was
 started by an earlier agent. Recorded facts are read back from the files that the shim keeps (see `shim`). This module
-itself never waits for a file: `errands` does, in three lanes for each job. Files that may lie on a network
-(checkpoints, interpreters) have one lane, the records another, the logs the third, so that a job whose checkpoints hang
-still ends. All lanes of an account's jobs together have only some of the threads.
+itself never waits for a file: `task_queues` does, in three queues for each job. Files that may lie on a network
+(checkpoints, interpreters) have one queue, the records another, the logs the third, so that a job whose checkpoints hang
+still ends. All queues of an account's jobs together have only some of the threads.
 
 A start has four stages, and each can be the one that hangs::
 
@@ -44,10 +44,10 @@ from .accounts import Account
 from .adoption import Ended, Found, Record, adopt, ended
 from .disk import SHIM_TIMES, Disk, Failed, Prepared, is_over, owner, runs
 from .environment import Surroundings
-from .errands import NOBODY, Errands
 from .events import ProcessExited, ProcessFailed, ProcessStarted, Started, StopSignal
 from .forkserver.client import Channel, WarmProcesses
 from .logfiles import JobFiles
+from .task_queues import AGENT_ITSELF, TaskQueues
 from .use import Present
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Processes:
         clock: Clock,
         warm: WarmProcesses | None,
         tell: Callable[[ProcessStarted | ProcessExited | ProcessFailed], None],
-        errands: Errands,
+        tasks: TaskQueues,
         disk: Disk,
         listen: Callable[[Account], str] = lambda account: "",
     ) -> None:
@@ -137,7 +137,7 @@ class Processes:
         self._clock = clock
         self._warm = warm
         self._tell = tell
-        self._errands = errands
+        self._tasks = tasks
         self._disk = disk
         self._listen = listen
         self._own = accounts.own_account().name
@@ -153,7 +153,7 @@ class Processes:
         """Begin to start a worker. Returns why that is impossible, or None: the outcome is reported through `tell`."""
         start = _Start(order)
         watched = self._warm.watched() if self._warm is not None else {}
-        offered = self._errands.offer(
+        offered = self._tasks.try_submit(
             f"checkpoints {order.job}.{order.uid}",
             lambda: self._disk.prepare(order, watched),
             lambda prepared: self._on_prepared(start, prepared),
@@ -174,7 +174,7 @@ class Processes:
         )
 
     def holder(self, start: StartWorker) -> str:
-        """Return the holder of the threads that a worker's start takes (`errands`)."""
+        """Return the holder of the threads that a worker's start takes (`task_queues`)."""
         return self._holder(start.account)
 
     def _goes_on(self, start: _Start) -> bool:
@@ -298,10 +298,10 @@ class Processes:
 
     def _leave_room(self, start: _Start) -> None:
         if holder := self._holder(start.order.account):
-            self._errands.ask("tidying", lambda: self._disk.leave_room(start.order), lambda done: None, holder)
+            self._tasks.submit("tidying", lambda: self._disk.leave_room(start.order), lambda done: None, holder)
 
     def _tidy(self, record: Record) -> None:
-        self._errands.ask("tidying", lambda: self._disk.tidy(record), lambda done: None, self._holder(record.account))
+        self._tasks.submit("tidying", lambda: self._disk.tidy(record), lambda done: None, self._holder(record.account))
 
     def _about(self, worker: StartWorker | Record, **more: object) -> dict[str, object]:
         """Return the fields for a line of the log about a worker."""
@@ -345,7 +345,7 @@ class Processes:
                 log.error("cannot be heard: %s", problem, extra=self._about(watched.record))
         kept = [*self._watched.values(), *(each.watched for each in self._left.values())]
         sweep = self._disk.left_behind([watched.record for watched in kept])
-        self._errands.ask("sweeping", sweep, lambda done: None)
+        self._tasks.submit("sweeping", sweep, lambda done: None)
         return Started(adoption.running, adoption.exited)
 
     def _rewatch(self, record: Record) -> bool:
@@ -380,7 +380,7 @@ class Processes:
         elif watched.kills >= DOUBT_AFTER_KILLS and not watched.account.own:
             _send(watched, signal.SIGKILL)
             holder = self._holder(watched.record.account)
-            self._errands.ask("killing", lambda: self._disk.kill_all(watched.record), lambda done: None, holder)
+            self._tasks.submit("killing", lambda: self._disk.kill_all(watched.record), lambda done: None, holder)
         elif watched.group is not None:
             _kill(watched)
         else:
@@ -440,7 +440,7 @@ class Processes:
         return watched.record if watched is not None and not watched.told else None
 
     def holder_of(self, record: Record) -> str:
-        """Return the holder of the threads that work on a worker takes (`errands`)."""
+        """Return the holder of the threads that work on a worker takes (`task_queues`)."""
         return self._holder(record.account)
 
     def _read_group(self, worker: WorkerId, watched: _Watched, then: Callable[[], None]) -> None:
@@ -560,9 +560,9 @@ class Processes:
 
     def forget(self, job: JobId, worker: WorkerId, uid: str) -> str:
         """Remove the records of an ended worker. Its log stays. Returns the holder of the threads that this takes
-        (`errands`).
+        (`task_queues`).
         """
-        holder = self._ended_of.pop((job, uid, worker), NOBODY)
+        holder = self._ended_of.pop((job, uid, worker), AGENT_ITSELF)
         self._ask(job, uid, lambda: self._disk.forget(job, worker, uid), lambda done: None, holder)
         return holder
 
@@ -579,7 +579,7 @@ class Processes:
 
     def _ask(self, job: JobId, uid: str, work: Callable[[], R], then: Callable[[R], None], holder: str) -> None:
         """Do some work on the records of a job, in its turn."""
-        self._errands.ask(f"records {job}.{uid}", work, then, holder)
+        self._tasks.submit(f"records {job}.{uid}", work, then, holder)
 
     def _ask_of_start(self, start: _Start, work: Callable[[], R], then: Callable[[R], None]) -> None:
         self._ask(start.order.job, start.order.uid, work, then, self._holder(start.order.account))
@@ -589,8 +589,8 @@ class Processes:
         self._ask(record.job, record.uid, work, then, self._holder(record.account))
 
     def _holder(self, account: str) -> str:
-        """Return the account that can make errands about its workers hang; `NOBODY` for the agent's own."""
-        return NOBODY if account in ("", self._own) else account
+        """Return the account whose files can block tasks about its workers hang; `AGENT_ITSELF` for the agent's own."""
+        return AGENT_ITSELF if account in ("", self._own) else account
 
     def _note_whose(self, job: JobId, uid: str, worker: WorkerId, account: str) -> None:
         """Remember the holder of a worker's records, for `forget`."""

@@ -18,8 +18,8 @@ from ..protocol.messages import ReadSnapshot, SnapshotPart, StartWorker
 from ..protocol.model import Fault, JobId, Snapshot, WorkerId
 from ..protocol.snapshots import part_bytes, parts_of
 from .disk import Disk, Failed
-from .errands import Errands
 from .events import ProcessFailed, StopSignal
+from .task_queues import TaskQueues
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Snapshots:
 
     def __init__(
         self,
-        errands: Errands,
+        tasks: TaskQueues,
         disk: Disk,
         now: Callable[[], float],
         send: Callable[[ReadSnapshot], object],
@@ -56,9 +56,9 @@ class Snapshots:
         holder: Callable[[StartWorker], str],
     ) -> None:
         """begin: called when the files are there, with their directory as the order's working directory. fail: called
-        if they cannot be obtained. holder: of a start (see `errands`).
+        if they cannot be obtained. holder: of a start (see `task_queues`).
         """
-        self._errands = errands
+        self._tasks = tasks
         self._disk = disk
         self._now = now
         self._send = send
@@ -108,8 +108,8 @@ class Snapshots:
     def remove(self, job: JobId, uid: str, holder: str) -> None:
         """Remove the copy of a job without workers here."""
         if (job, uid) not in self._coming:
-            lane = f"checkpoints {job}.{uid}"
-            self._errands.ask(lane, lambda: self._disk.remove_snapshot(job, uid), lambda done: None, holder)
+            queue = f"checkpoints {job}.{uid}"
+            self._tasks.submit(queue, lambda: self._disk.remove_snapshot(job, uid), lambda done: None, holder)
 
     def deadline(self) -> float | None:
         return min((min(each.ask_at, each.until) for each in self._coming.values() if each.asked), default=None)
@@ -123,7 +123,7 @@ class Snapshots:
                 self._ask(job, coming)
 
     def _offer(self, job: _Job, coming: _Coming, start: StartWorker, work: Callable[[], Path | Failed | None]) -> None:
-        offered = self._errands.offer(
+        offered = self._tasks.try_submit(
             f"checkpoints {start.job}.{start.uid}",
             work,
             lambda found: self._on_done(job, coming, found),

@@ -34,7 +34,7 @@ from .events import (
 )
 from .inbound import snapshots
 from .inbound.absence import Absences
-from .inbound.ends import stop_again, stop_cut_off, stop_late, tell_again
+from .inbound.ends import resend_orders, stop_again, stop_cut_off, stop_late
 from .inbound.messages import on_agent_message, server_lost
 from .jobs.job import Job
 from .reconcile import health
@@ -216,7 +216,7 @@ class ControllerMachine:
         if job.silent:
             watch_silent(self._cluster, now, job)
         stop_again(self._cluster, now, job)
-        tell_again(self._cluster, now, job)
+        resend_orders(self._cluster, now, job)
         job.end_avoidances(now)
         keep_time(self._cluster, now, job)
         reclaim_idle(self._cluster, now, job)

@@ -105,7 +105,7 @@ SILENT_SERVER_S = 300.0  # after a lost lease, until processes there that must n
 
 STOP_GRACE_S = 5.0  # from SIGTERM to SIGKILL, for a worker that has nothing to save
 STOP_AGAIN_S = 10.0  # after a worker should have ended, until its agent is asked again to stop it
-TELL_AGAIN_S = 10.0  # after an order or a start without a sign of its arrival, until it is sent again
+RESEND_AFTER_S = 10.0  # after an order or a start without a sign of its arrival, until it is sent again
 LEAST_SAVE_S = 30.0  # for the step in progress to end and a checkpoint to be written, before a worker is killed
 MOST_SAVE_S = 3600.0
 SAVE_MARGIN = 3.0  # times the durations of the last checkpoint and the longest step

@@ -1,7 +1,7 @@
 """Agent side of the warm processes: starts and ends them, and requests forked workers from them (`server` is the other side).
 
 `pool` decides which warm processes exist, `key` which workers may use one. No call here waits: a late answer counts as a refusal,
-and after a refusal the worker is started in the ordinary way. `errands` starts and reaps the warm processes, because their
+and after a refusal the worker is started in the ordinary way. `task_queues` starts and reaps the warm processes, because their
 interpreter may lie on a network file system.
 
 A warm process runs as its workers' account, so that account controls it, through its interpreter and variables. Its messages are
@@ -10,7 +10,7 @@ that account, and enters the worker's cgroup before it continues. A warm process
 
 Before Linux 6.16 a warm process can attach an open file to a message. The agent may block for hours in closing that file, whether
 it receives the message or closes the socket with the message unread (`transport.take_no_descriptors`). So the loop's thread only
-polls sockets to other accounts; threads of `errands` read and close them, on that account's budget.
+polls sockets to other accounts; threads of `task_queues` read and close them, on that account's budget.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from ..cgroups import WARM, Cgroups, remove
 from ..devices import Devices
 from ..disk import SHIM_ENVIRONMENT, UMASK, Failed, Forkable, drop_orders
 from ..environment import DEFAULT_PATH
-from ..errands import NOBODY, Errands
 from ..interpreters import located
+from ..task_queues import AGENT_ITSELF, TaskQueues
 from ..warm_key import Interpreter, WarmKey, key_of
 from . import server
 from .pool import End, Make, Stock
@@ -56,8 +56,8 @@ ANSWER_WITHIN_S = 3.0  # about the time of a start without a warm process
 LOADED_WITHIN_S = 10.0  # limit on the wait for a process that is already loading: a cold start would import the same
 PADDING_BYTES = 4096  # added to the command line, as room for those of the workers
 CLOSE_WITHIN_S = 1.0
-LANE = "warm processes"
-LANE_OF_SHIMS = "forked shims"
+WARM_QUEUE = "warm processes"
+SHIM_QUEUE = "forked shims"
 MAX_STARTING = 4  # processes of one account that are starting, or have ended and are not reaped
 MAX_REPORT_BYTES = 1 << 18
 MOST_UNREAD = 1024  # messages in a socket: more than the kernel queues
@@ -125,7 +125,7 @@ class WarmProcesses:
         standard: tuple[Account, Interpreter, Mapping[str, str]] | None,
         loop: Loop,
         clock: Clock,
-        errands: Errands,
+        tasks: TaskQueues,
         cgroups: Cgroups | None = None,
         devices: Devices | None = None,
         mounts: Mounts | None = None,
@@ -135,7 +135,7 @@ class WarmProcesses:
         self._state = state
         self._loop = loop
         self._clock = clock
-        self._errands = errands
+        self._tasks = tasks
         self._making: dict[WarmKey, object] = {}  # processes being started
         self._processes: dict[WarmKey, _Process] = {}
         self._cgroups = cgroups
@@ -243,7 +243,7 @@ class WarmProcesses:
         if account.own:
             line.close()
         else:
-            self._errands.ask(LANE_OF_SHIMS, lambda: _close(line), lambda done: None, _holder(account))
+            self._tasks.submit(SHIM_QUEUE, lambda: _close(line), lambda done: None, _holder(account))
 
     def close(self) -> None:
         """End all warm processes and wait up to CLOSE_WITHIN_S for them. Workers forked from them continue."""
@@ -266,8 +266,8 @@ class WarmProcesses:
             self._on_answered(channel, line, _answered(line, None))
             return
         self._loop.remove_descriptor(line.fileno())  # the process answers only once
-        self._errands.ask(
-            LANE_OF_SHIMS,
+        self._tasks.submit(
+            SHIM_QUEUE,
             lambda: _answered(line, channel.admit),
             lambda answer: self._on_answered(channel, line, answer),
             _holder(channel.account),
@@ -323,8 +323,8 @@ class WarmProcesses:
             self._settled(holder)
             self._on_made(key, this, process)
 
-        self._errands.ask(
-            LANE,
+        self._tasks.submit(
+            WARM_QUEUE,
             lambda: _start(self._state, account, interpreter, key, self._cgroups, name, self._devices, self._mounts),
             on_made,
             holder,
@@ -363,8 +363,8 @@ class WarmProcesses:
             self._drop(key)
             return
         process.reported = True
-        self._errands.ask(
-            LANE,
+        self._tasks.submit(
+            WARM_QUEUE,
             lambda: _reported(key, account, process.connection),
             lambda report: self._on_judged(key, process, report),
             _holder(account),
@@ -429,7 +429,7 @@ class WarmProcesses:
         os.close(process.output)
         holder = _holder(self._interpreters[key][0])
         self._unsettled[holder] += 1
-        self._errands.ask(LANE, lambda: _reap(process), lambda done: self._settled(holder), holder)
+        self._tasks.submit(WARM_QUEUE, lambda: _reap(process), lambda done: self._settled(holder), holder)
 
 
 def _reap(process: _Process) -> None:
@@ -452,8 +452,8 @@ def _close(line: socket.socket) -> None:
 
 
 def _holder(account: Account) -> str:
-    """Return the account that can make errands on a warm process of this account hang."""
-    return NOBODY if account.own else account.name
+    """Return the account that can make tasks on a warm process of this account hang."""
+    return AGENT_ITSELF if account.own else account.name
 
 
 def _has_news(line: socket.socket) -> bool:

@@ -277,19 +277,19 @@ def stop_again(cluster: Cluster, now: float, job: Job) -> None:
     """
     for worker, due_s in job.overdue().items():
         if now >= due_s:
-            job.told_to_stop(worker, now)
+            job.stop_sent(worker, now)
             stop_worker(cluster, now, job, worker)
 
 
-def tell_again(cluster: Cluster, now: float, job: Job) -> None:
+def resend_orders(cluster: Cluster, now: float, job: Job) -> None:
     """Repeat the newest order and the starts, for agents that have not confirmed them.
 
     Other agents ignore the repetition.
     """
-    again_s = job.tell_again_s()
+    again_s = job.resend_at_s()
     if again_s is None or now < again_s:
         return
-    job.told_s = now
+    job.orders_sent_s = now
     order = order_message(job)
     for server in dict.fromkeys(entry.gpu.server for entry in job.uninformed()):
         if order is not None and _alive(cluster, server):

@@ -263,7 +263,7 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
     for job in cluster.jobs.index.on_server(name):
         if wait_for_server(cluster, now, job, name):
             continue
-        job.aim(now, tuple(gpu for gpu in job.record.target if gpu.server != name), f"server {name} is lost")
+        job.set_target(now, tuple(gpu for gpu in job.record.target if gpu.server != name), f"server {name} is lost")
         job.profiling = None
         cluster.jobs.mark_dirty(job)
         for entry in [entry for entry in job.workers if entry.gpu.server == name]:

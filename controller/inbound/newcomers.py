@@ -107,7 +107,7 @@ def hold_back(
         return  # a controller that has just started changes no shares
     target = tuple(gpu for gpu in job.record.target if gpu in keep) or _unclaimed(cluster, job, keep)
     if target:
-        job.aim(now, target, why)
+        job.set_target(now, target, why)
     else:
         start_elsewhere(cluster, now, job, why)
 
@@ -135,7 +135,7 @@ def other_code(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reas
     keep = {holder.gpu for holder in holders(job)}
     if cluster.servers.awaited:
         return why
-    job.aim(now, tuple(gpu for gpu in job.record.target if gpu.server != server or gpu in keep), why)
+    job.set_target(now, tuple(gpu for gpu in job.record.target if gpu.server != server or gpu in keep), why)
     return why
 
 

@@ -23,7 +23,7 @@ mislead it.
 * **Broken generations** are listed in every order while any worker might still be in one.
 
 The leader of a superseded order may still commit it, if it proposed the commit before it received the next order.
-`doomed` returns whether that has become impossible. Only then are the newcomers of the order stopped (CoDDL 4.3: a
+`cannot_commit` returns whether that has become impossible. Only then are the newcomers of the order stopped (CoDDL 4.3: a
 worker leaves only when all know).
 """
 
@@ -151,13 +151,13 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Collection[
         return GiveOrder(places, OrderKind.TARGET, fresh_start=True) if places else None
     if not anyone_holds(job):
         return _without_state(job, newest)
-    if _wounded(job, newest):
+    if _lost_member(job, newest):
         return GiveOrder(_survivors(job, newest, holders(job)), OrderKind.RECOVERY)
     if newest.kind is OrderKind.RECOVERY and newest.generation > job.record.committed:
         return None
     stay = _stay(job, newest, holders(job), at_once) if at_once else ()
     if stay:
-        same = _same(stay, newest) and not _misled(job, newest)
+        same = _same(stay, newest) and not _stale_leader(job, newest)
         return None if same else GiveOrder(stay, OrderKind.TARGET)
     return _towards_target(job, newest, free)
 
@@ -217,14 +217,14 @@ def _without_state(job: Job, newest: OrderRecord) -> Step:
     if not standing.usable:
         return StartAgain()
     had_state = job.record.committed >= job.record.cycle
-    if not had_state and standing.whole(job.record.target) and not _wounded(job, newest):
+    if not had_state and standing.whole(job.record.target) and not _lost_member(job, newest):
         return None  # all members are on their way
-    if had_state and any(usable(job, worker) for worker in newest.roster.workers) and not _wounded(job, newest):
+    if had_state and any(usable(job, worker) for worker in newest.roster.workers) and not _lost_member(job, newest):
         return None  # the first step of a generation is on its way
     places = _assign(job, job.record.target, newest)
     if not _may_begin(job, places):
         return None
-    if not had_state and not _wounded(job, newest) and _same(places, newest):
+    if not had_state and not _lost_member(job, newest) and _same(places, newest):
         return None
     return GiveOrder(places, OrderKind.TARGET, fresh_start=had_state) if places else None
 
@@ -234,7 +234,7 @@ def _may_begin(job: Job, places: tuple[Place, ...]) -> bool:
     return not places or any(place.gpu.server not in job.avoided.servers_now for place in places)
 
 
-def _wounded(job: Job, newest: OrderRecord) -> bool:
+def _lost_member(job: Job, newest: OrderRecord) -> bool:
     """Return whether the newest roster has lost a member, or does not list a broken generation of its members."""
     if newest.generation in job.record.broken:
         return True
@@ -273,12 +273,12 @@ def _stay(
 
 
 def _towards_target(job: Job, newest: OrderRecord, free: Callable[[GpuAddress], bool]) -> Step:
-    misled = _misled(job, newest)
-    if not misled and not job.workers.ordered and job.standing.whole(job.record.target):
+    stale_leader = _stale_leader(job, newest)
+    if not stale_leader and not job.workers.ordered and job.standing.whole(job.record.target):
         return None  # exactly the wanted workers are there
     wanted = _assign(job, job.record.target, newest)
     places = tuple(place for place in wanted if _present(job, place) or free(place.gpu))
-    if not places or (_same(places, newest) and not misled):
+    if not places or (_same(places, newest) and not stale_leader):
         return None
     if any(place.worker is not None and holds_state(job, place.worker) for place in places):
         on_the_way = newest.kind is OrderKind.UNION and not handed_on(job, newest)
@@ -287,7 +287,7 @@ def _towards_target(job: Job, newest: OrderRecord, free: Callable[[GpuAddress], 
         return GiveOrder(places, OrderKind.TARGET)
     kept = tuple(Place(entry.gpu, entry.worker) for entry in holders(job))
     union = (*kept, *(place for place in places if place.gpu not in {holder.gpu for holder in kept}))
-    return None if _same(union, newest) and not misled else GiveOrder(union, OrderKind.UNION)
+    return None if _same(union, newest) and not stale_leader else GiveOrder(union, OrderKind.UNION)
 
 
 def _present(job: Job, place: Place) -> bool:
@@ -298,7 +298,7 @@ def _present(job: Job, place: Place) -> bool:
     return place.worker is not None and not _unstarted(job, place.worker)
 
 
-def _misled(job: Job, newest: OrderRecord) -> bool:
+def _stale_leader(job: Job, newest: OrderRecord) -> bool:
     """Return whether the newest order names a leader that the present members do not know.
 
     That happens if the order was given before any worker had the state.
@@ -526,7 +526,7 @@ def broken_by_report(job: Job, worker: WorkerId, generation: int) -> tuple[int, 
     return tuple(sorted({generation, *found})) if found else ()
 
 
-def doomed(job: Job, order: OrderRecord) -> bool:
+def cannot_commit(job: Job, order: OrderRecord) -> bool:
     """Return whether `order`, which is not the newest, can no longer be committed."""
     if order.generation <= job.record.committed:
         return order.generation < job.record.committed
@@ -547,7 +547,7 @@ def unneeded(job: Job) -> tuple[WorkerRecord, ...]:
     newest = job.newest
     if not job.standing.any_outside:
         return ()
-    live = [order for order in job.record.orders if order is newest or (job.elastic and not doomed(job, order))]
+    live = [order for order in job.record.orders if order is newest or (job.elastic and not cannot_commit(job, order))]
     named = {worker for order in live for worker in order.roster.workers}
     found = []
     for entry in job.workers:

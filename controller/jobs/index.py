@@ -32,7 +32,7 @@ class _Facts:
     over: bool = False
     without_target: bool = False
     waits: bool = False
-    astray: bool = False
+    off_target: bool = False
     unstarted: bool = False
     waits_for: tuple[JobId, ...] = ()
     array: str = ""  # the array of a live job, if it limits how many run at a time
@@ -70,7 +70,7 @@ class Index:
         self._by_number: dict[int, Job] = {}  # live jobs only
         self._over: dict[JobId, Job] = {}
         self._waiting: dict[JobId, Job] = {}
-        self._astray: dict[JobId, Job] = {}
+        self._off_target: dict[JobId, Job] = {}
         self._unstarted: dict[JobId, Job] = {}
         self._on_gpu: dict[GpuAddress, dict[JobId, None]] = {}
         self._on_server: dict[ServerId, dict[JobId, Job]] = {}
@@ -154,10 +154,10 @@ class Index:
         return self._without_target
 
     @property
-    def anyone_astray(self) -> bool:
+    def any_off_target(self) -> bool:
         """Return whether there is a job whose training GPUs differ from its target."""
         self._catch_up()
-        return bool(self._astray)
+        return bool(self._off_target)
 
     def of_user(self, user: str) -> int:
         """Return the number of unfinished jobs of this user (`Job.user`)."""
@@ -294,7 +294,7 @@ class Index:
         for table, was, is_ in (
             (self._over, before.over, now.over),
             (self._waiting, before.waits, now.waits),
-            (self._astray, before.astray, now.astray),
+            (self._off_target, before.off_target, now.off_target),
             (self._unstarted, before.unstarted, now.unstarted),
         ):
             if was is not is_:
@@ -375,7 +375,7 @@ def _facts(job: Job, before: _Facts) -> _Facts:
         over=not live,
         without_target=live and not kept.target,
         waits=live and newest is not None and (bool(table.ordered) or not wants.placed),
-        astray=live and not wants.trains and not job.gang,
+        off_target=live and not wants.trains and not job.gang,
         unstarted=live and bool(table.ordered),
         waits_for=kept.waits_for if live else (),
         array=array,

@@ -50,9 +50,9 @@ from ...protocol.times import (
     JOIN_NOTICE_S,
     LEAVING_PATIENCE_S,
     LONGEST_BACK_OFF_S,
+    RESEND_AFTER_S,
     REST_S,
     STOP_AGAIN_S,
-    TELL_AGAIN_S,
 )
 from ...scheduler.kinds import Demand
 from .account import Account
@@ -155,8 +155,8 @@ class Job(Facts):
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
     saving: Saving = field(default_factory=Saving)  # for a preempted job
     # Per worker: time of the last repeated stop request (Unix time).
-    told_to_stop_s: dict[WorkerId, float] = field(default_factory=dict)
-    told_s: float = 0.0  # when the newest order and its starts were last sent (Unix time)
+    stop_sent_s: dict[WorkerId, float] = field(default_factory=dict)
+    orders_sent_s: float = 0.0  # when the newest order and its starts were last sent (Unix time)
     # Servers of a gang that have lost their leases, and when the processes there are given up (Unix time).
     silent: dict[ServerId, float] = field(default_factory=dict)
     # Since when this controller has watched the job (Unix time); time limits that began earlier run from then.
@@ -332,7 +332,7 @@ class Job(Facts):
         if any(getattr(before, name) != changes[name] for name in SCHEDULED & changes.keys()):
             self.on_reschedule()
 
-    def aim(self, now: float, target: tuple[GpuAddress, ...], why: str) -> None:
+    def set_target(self, now: float, target: tuple[GpuAddress, ...], why: str) -> None:
         """Set the target. `why`, in words, is the reason shown with the change of share that results."""
         self.update(target=target, target_reason=why[:LONGEST_REASON], target_since_s=now)
 
@@ -427,7 +427,7 @@ class Job(Facts):
             return None
         status = self.statuses.pop(worker, None)
         self.leaving_since.pop(worker, None)
-        self.told_to_stop_s.pop(worker, None)
+        self.stop_sent_s.pop(worker, None)
         ended = msgspec.structs.replace(
             entry,
             state=WorkerState.ENDED,
@@ -533,16 +533,16 @@ class Job(Facts):
     def _stop_again_s(self, entry: WorkerRecord) -> float | None:
         if not entry.stopping or entry.stop_by_s is None:
             return None
-        return max(entry.stop_by_s, self.watched_s, self.told_to_stop_s.get(entry.worker, 0.0)) + STOP_AGAIN_S
+        return max(entry.stop_by_s, self.watched_s, self.stop_sent_s.get(entry.worker, 0.0)) + STOP_AGAIN_S
 
     def _due_s(self, entry: WorkerRecord, status: WorkerStatus | None) -> float | None:
         """Return when the controller acts on a worker that does not reach its loop or does not end (Unix time)."""
         late = self._lateness(entry, status)
         return late.until_s if late is not None else self._stop_again_s(entry)
 
-    def told_to_stop(self, worker: WorkerId, now: float) -> None:
+    def stop_sent(self, worker: WorkerId, now: float) -> None:
         """Note that the agent of a worker that has not ended is asked again to stop it."""
-        self.told_to_stop_s[worker] = now
+        self.stop_sent_s[worker] = now
         self.workers.news[worker] = None
 
     def unstarted(self) -> list[WorkerRecord]:
@@ -578,10 +578,10 @@ class Job(Facts):
             and (status.order < newest.generation or (entry.worker in unheard and leader in status.unheard))
         ]
 
-    def tell_again_s(self) -> float | None:
+    def resend_at_s(self) -> float | None:
         """Return when the newest order and the starts are sent again (Unix time); None if all have arrived."""
         waits = not self.final and (self.standing.unstarted or self.uninformed())
-        return max(self.told_s, self.watched_s) + TELL_AGAIN_S if waits else None
+        return max(self.orders_sent_s, self.watched_s) + RESEND_AFTER_S if waits else None
 
     def allow_more(self, worker: WorkerId, by_s: float) -> None:
         """Extend the time limits of a starting worker by `by_s` seconds."""
@@ -596,7 +596,7 @@ class Job(Facts):
         if (late_s := self.standing.due.soonest()) < math.inf:
             found["a worker is late, or is told to stop again"] = late_s
         found |= self.avoided.timers(bool(self.record.target))
-        if (again_s := self.tell_again_s()) is not None:
+        if (again_s := self.resend_at_s()) is not None:
             found["agents are told again"] = again_s
         if self.restart_at is not None:
             found["restart"] = self.restart_at
@@ -678,8 +678,8 @@ class Job(Facts):
             avoided.until_s = _later(avoided.until_s, gap_s)
         for late in self.latenesses():
             self.allow_more(late.worker, gap_s)
-        self.told_s += gap_s
-        self.told_to_stop_s = {worker: told_s + gap_s for worker, told_s in self.told_to_stop_s.items()}
+        self.orders_sent_s += gap_s
+        self.stop_sent_s = {worker: sent_s + gap_s for worker, sent_s in self.stop_sent_s.items()}
         self.leaving_since = {worker: since + gap_s for worker, since in self.leaving_since.items()}
         if self.profiling is not None:
             self.profiling.began_s += gap_s

@@ -160,7 +160,7 @@ def _give_up(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
     stood = job.gang
     reason = f"server {server} is lost: not heard of for more than {SILENT_SERVER_S:.0f} s"
     gone = [entry for entry in job.workers if entry.gpu.server == server]
-    job.aim(now, tuple(gpu for gpu in job.record.target if gpu.server != server), reason)
+    job.set_target(now, tuple(gpu for gpu in job.record.target if gpu.server != server), reason)
     for entry in gone:
         accounting.ends(cluster.jobs.usage, now, job, entry, Fault.LOST)
         job.end_worker(entry.worker, now, None, reason, Fault.LOST)

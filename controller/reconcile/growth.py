@@ -119,7 +119,7 @@ def _keep(cluster: Cluster, now: float, job: Job, kept: set[GpuAddress]) -> None
     if len(target) < least_gpus(job) or not stays:
         start_elsewhere(cluster, now, job, why, proven[0].worker if proven else None)
     else:
-        job.aim(now, target, why)
+        job.set_target(now, target, why)
         cluster.jobs.mark_dirty(job)
 
 
@@ -128,7 +128,7 @@ def start_elsewhere(cluster: Cluster, now: float, job: Job, why: str, saver: Wor
 
     `saver`: the worker that saves; None: the leader.
     """
-    job.aim(now, (), why)
+    job.set_target(now, (), why)
     job.profiling = None
     cluster.history.add(
         now, EventKind.PREEMPTED, job.id, "cannot be moved while it trains: it saves its state and starts again"

@@ -76,7 +76,7 @@ def _leave(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
     waiting = [e for e in job.workers if e.gpu.server == server and e.state is WorkerState.ORDERED]
     if kept == job.record.target and not waiting:
         return
-    job.aim(now, kept, f"nothing new is started on server {server}")
+    job.set_target(now, kept, f"nothing new is started on server {server}")
     job.profiling = None
     for entry in waiting:
         job.drop_unstarted(entry.worker)

@@ -7,7 +7,7 @@ from ...protocol.model import GpuAddress, JobPhase, Member, Roster, ServerId, Wo
 from ...protocol.texts import gpu_count
 from .. import accounting
 from ..cluster import Cluster
-from ..jobs.generations import GiveOrder, broken_to_list, choose_leader, doomed, gpu_place
+from ..jobs.generations import GiveOrder, broken_to_list, cannot_commit, choose_leader, gpu_place
 from ..jobs.job import Job
 from ..jobs.records import OrderRecord, WorkerRecord
 from .processes import meeting_port
@@ -59,7 +59,7 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
         text += f" (before: {gpu_count(len(before.roster.members))})"
     cluster.history.add(now, EventKind.ORDERED, job.id, text)
     cluster.jobs.mark_dirty(job)
-    job.told_s = now
+    job.orders_sent_s = now
     send_order(cluster, job)
 
 
@@ -81,7 +81,7 @@ def _bounded(job: Job, told: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]
     if len(kept) <= KEPT_ORDERS:
         return kept
     later = [order for order in kept[:-1] if order.generation > job.record.committed]
-    gone = next((order for order in later if doomed(job, order)), later[0])
+    gone = next((order for order in later if cannot_commit(job, order)), later[0])
     return tuple(order for order in kept if order is not gone)
 
 

@@ -35,7 +35,7 @@ def settle(cluster: Cluster, now: float, at_once: bool = False) -> None:
     leave_bad_gpus(cluster, now)
     judge_ends(cluster, now)
     limit_arrays(cluster)
-    if cluster.planning.unfinished and not cluster.jobs.index.anyone_astray:
+    if cluster.planning.unfinished and not cluster.jobs.index.any_off_target:
         cluster.planning.request()
     if cluster.planning.due and (at_once or cluster.may_decide(now)):
         set_targets(cluster, now)
@@ -61,7 +61,7 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
         return
     if job.record.overtaken:
         job.update(overtaken=False)
-        job.aim(now, (), "it is further than the controller's store, which was restored from a backup")
+        job.set_target(now, (), "it is further than the controller's store, which was restored from a backup")
         job.profiling = None
         if job.elastic or job.spec.restarts is None:
             suspend(cluster, now, job, furthest(job))

@@ -23,13 +23,13 @@ from elasticd.agent.cgroups import Cgroups, Limits
 from elasticd.agent.commands import Commands
 from elasticd.agent.disk import Disk, Rules
 from elasticd.agent.environment import Surroundings
-from elasticd.agent.errands import Errands
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted
 from elasticd.agent.forkserver.client import WarmProcesses
 from elasticd.agent.logfiles import JobFiles
 from elasticd.agent.processes import Processes
 from elasticd.agent.rooms import Rooms
 from elasticd.agent.scratch import Scratch
+from elasticd.agent.task_queues import TaskQueues
 from elasticd.protocol.messages import LogPiece, ReadLog, StartWorker
 from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, Snapshot, WorkerId
 from elasticd.runtime.clock import SteadyClock
@@ -97,7 +97,7 @@ class Agent:
             gpus=tuple(Gpu(index=index, kind=GpuKind.CPU, name="cpu") for index in range(2)),
         )
         files = JobFiles(self.state / "jobs")
-        self.errands = Errands(self.loop.wake)
+        self.tasks = TaskQueues(self.loop.wake)
         self.cgroups = Cgroups(directory.name, limits or Limits(tasks=500), None, cgroups.mounted())
         self.rooms = Rooms(directory / "rooms", directory.name) if rooms else None
         rules = Rules(
@@ -108,9 +108,9 @@ class Agent:
         self.warm = None
         if warm:
             mounts = self.disk.mounts
-            self.warm = WarmProcesses(self.state, None, self.loop, clock, self.errands, self.cgroups, mounts=mounts)
-        self.commands = Commands(self.loop, clock, self.errands, self.disk)
-        self.processes = Processes(files, around, self.loop, clock, self.warm, self._tell, self.errands, self.disk)
+            self.warm = WarmProcesses(self.state, None, self.loop, clock, self.tasks, self.cgroups, mounts=mounts)
+        self.commands = Commands(self.loop, clock, self.tasks, self.disk)
+        self.processes = Processes(files, around, self.loop, clock, self.warm, self._tell, self.tasks, self.disk)
 
     def _tell(self, event: ProcessStarted | ProcessExited | ProcessFailed) -> None:
         if isinstance(event, ProcessExited):
@@ -119,7 +119,7 @@ class Agent:
             self.told.append(event)
 
     def _on_turn(self) -> None:
-        self.errands.deliver()
+        self.tasks.deliver()
         self.processes.pass_time()
         self.commands.pass_time()
         if self.warm is not None:
@@ -217,9 +217,9 @@ class Agent:
         if self.warm is not None:
             self.warm.close()
             give_up_at = time.monotonic() + PATIENCE_S
-            while self.errands._waiting and time.monotonic() < give_up_at:
+            while self.tasks._waiting and time.monotonic() < give_up_at:
                 time.sleep(0.01)
-        self.errands.close()
+        self.tasks.close()
         self.loop.close()
         if kill:
             for record in records:

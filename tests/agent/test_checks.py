@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from elasticd.agent.checks import Checks
-from elasticd.agent.errands import Errands
 from elasticd.agent.events import ProcessFailed, StopSignal
 from elasticd.agent.health import CheckFailed
+from elasticd.agent.task_queues import TaskQueues
 from elasticd.protocol.messages import StartWorker
 from elasticd.protocol.model import Fault
 
@@ -34,21 +34,21 @@ class Bench:
             self.go_on.set()
         self.begun: list[StartWorker] = []
         self.failed: list[tuple[ProcessFailed, CheckFailed]] = []
-        self.errands = Errands(self.done.set)
+        self.tasks = TaskQueues(self.done.set)
 
         def check(order: StartWorker) -> CheckFailed | None:
             self.go_on.wait(300)
             return answer
 
         self.checks = Checks(
-            self.errands, check, self.begun.append, lambda failed, seen: self.failed.append((failed, seen))
+            self.tasks, check, self.begun.append, lambda failed, seen: self.failed.append((failed, seen))
         )
 
     def deliver(self) -> None:
         assert self.done.wait(300), "the check came to no end"
         self.done.clear()
         time.sleep(0.01)
-        self.errands.deliver()
+        self.tasks.deliver()
 
 
 def test_a_worker_starts_when_its_gpu_is_fit() -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from elasticd.agent.disk import Disk, Failed, Prepared, Watched, load_identity, save_identity
 from elasticd.agent.environment import Surroundings
-from elasticd.agent.errands import Errands
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
 from elasticd.agent.identity import Identity
 from elasticd.agent.logfiles import JobFiles
 from elasticd.agent.processes import Processes
+from elasticd.agent.task_queues import TaskQueues
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.messages import StartWorker
 from elasticd.protocol.model import Fault, Gpu, GpuKind, GpuRange, JobId, JobSpec, WorkerId
@@ -56,14 +56,14 @@ class Agent:
             gpus=(Gpu(index=0, kind=GpuKind.CPU, name="cpu"),),
         )
         files = JobFiles(state / "jobs")
-        self.errands = Errands(self.loop.wake)
+        self.tasks = TaskQueues(self.loop.wake)
         self.disk = SlowDisk(state, files, around)
         self.processes = Processes(
-            files, around, self.loop, SteadyClock(), None, self.told.append, self.errands, self.disk
+            files, around, self.loop, SteadyClock(), None, self.told.append, self.tasks, self.disk
         )
 
     def _on_turn(self) -> None:
-        self.errands.deliver()
+        self.tasks.deliver()
         self.processes.pass_time()
 
     def start(self, job: str, *command: str, uid: str = "") -> WorkerId:
@@ -87,7 +87,7 @@ class Agent:
     def close(self) -> None:
         self.disk.answers.set()
         self.processes.close()
-        self.errands.close()
+        self.tasks.close()
         self.loop.close()
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from elasticd.agent.disk import Disk, lay_out
 from elasticd.agent.environment import Surroundings
-from elasticd.agent.errands import Errands
 from elasticd.agent.events import ProcessFailed, StopSignal
 from elasticd.agent.logfiles import JobFiles
 from elasticd.agent.snapshots import ASK_AGAIN_S, GIVE_UP_S, Snapshots
+from elasticd.agent.task_queues import TaskQueues
 from elasticd.protocol.messages import ReadSnapshot, SnapshotPart, StartWorker
 from elasticd.protocol.model import Fault, GpuRange, JobId, JobSpec, Snapshot, WorkerId
 from elasticd.protocol.snapshots import File, pack, part_of
@@ -31,13 +31,13 @@ class Story:
     def __init__(self, state: Path) -> None:
         around = Surroundings("ipc://x", "127.0.0.1", state / "checkpoints", ())
         self.now = 100.0
-        self.errands = Errands(lambda: None)
+        self.tasks = TaskQueues(lambda: None)
         self.asked: list[ReadSnapshot] = []
         self.begun: list[StartWorker] = []
         self.failed: list[ProcessFailed] = []
         self.disk = Disk(state, JobFiles(state / "jobs"), around)
         self.snapshots = Snapshots(
-            self.errands,
+            self.tasks,
             self.disk,
             lambda: self.now,
             self.asked.append,
@@ -62,7 +62,7 @@ class Story:
         give_up_at = time.monotonic() + 300
         while not done():
             assert time.monotonic() < give_up_at, "nothing came of it"
-            self.errands.deliver()
+            self.tasks.deliver()
             time.sleep(0.001)
 
     def answer(self, data: bytes = DATA) -> None:

@@ -17,12 +17,12 @@ from elasticd.agent import shim
 from elasticd.agent.accounts import own_account
 from elasticd.agent.disk import Disk
 from elasticd.agent.environment import Surroundings, common_environment
-from elasticd.agent.errands import Errands
 from elasticd.agent.events import ProcessExited, ProcessFailed, ProcessStarted, StopSignal
 from elasticd.agent.forkserver.client import WarmProcesses
 from elasticd.agent.interpreters import located
 from elasticd.agent.logfiles import JobFiles
 from elasticd.agent.processes import Processes
+from elasticd.agent.task_queues import TaskQueues
 from elasticd.ctl import leftovers
 from elasticd.protocol.messages import StartWorker
 from elasticd.protocol.model import Gpu, GpuKind, GpuRange, JobId, JobSpec, WorkerId
@@ -49,16 +49,16 @@ class Agent:
         )
         own = own_account()
         standard = (own, located(sys.executable), common_environment(around, own))
-        self.errands = Errands(self.loop.wake)
+        self.tasks = TaskQueues(self.loop.wake)
         files, clock = JobFiles(state / "jobs"), SteadyClock()
-        self.warm = WarmProcesses(state, standard, self.loop, clock, self.errands) if warm else None
+        self.warm = WarmProcesses(state, standard, self.loop, clock, self.tasks) if warm else None
         disk = Disk(state, files, around)
-        self.processes = Processes(files, around, self.loop, clock, self.warm, self._on_end, self.errands, disk)
+        self.processes = Processes(files, around, self.loop, clock, self.warm, self._on_end, self.tasks, disk)
         self.ends: dict[WorkerId, ProcessExited | ProcessFailed] = {}
         self.count = 0
 
     def _on_turn(self) -> None:
-        self.errands.deliver()
+        self.tasks.deliver()
         self.processes.pass_time()
         if self.warm is not None:
             self.warm.pass_time()
@@ -127,7 +127,7 @@ class Agent:
         self.processes.close()
         if self.warm is not None:
             self.warm.close()
-        self.errands.close()
+        self.tasks.close()
         for pid in running:
             if not is_gone(pid):
                 os.kill(pid, signal.SIGKILL)
@@ -312,7 +312,7 @@ def test_workers_outlive_the_warm_process_and_the_agent_and_another_agent_adopts
     agent.processes.close()
     assert agent.warm is not None
     agent.warm.close()
-    agent.errands.close()
+    agent.task_queues.close()
     agent.loop.close()
     assert is_gone(zygote)
     assert is_gone(second)

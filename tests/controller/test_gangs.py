@@ -462,7 +462,7 @@ def behind_a_cancelled_gang(gpus):
 
 def test_a_gang_that_has_not_begun_is_not_moved_to_a_server_where_it_cannot_begin():
     world, job = behind_a_cancelled_gang(1)
-    job.aim(world.now, (GpuAddress(server=ServerId("s2"), index=0),), "it moves")
+    job.set_target(world.now, (GpuAddress(server=ServerId("s2"), index=0),), "it moves")
     step = next_step(job, lambda gpu: True, ())
     assert isinstance(step, GiveOrder)
     assert [place.gpu.server for place in step.places] == ["s2"]
@@ -472,5 +472,5 @@ def test_a_gang_that_has_not_begun_is_not_moved_to_a_server_where_it_cannot_begi
 
 def test_a_gang_that_has_not_begun_is_not_ordered_on_fewer_gpus_than_it_needs():
     world, job = behind_a_cancelled_gang(2)
-    job.aim(world.now, job.record.target[:1], "one GPU does not work any more")
+    job.set_target(world.now, job.record.target[:1], "one GPU does not work any more")
     assert next_step(job, lambda gpu: True, ()) is None

@@ -17,7 +17,7 @@ from elasticd.protocol.messages import (
     StopWorker,
 )
 from elasticd.protocol.model import GpuAddress, JobPhase, Resize, ServerId, WorkerPhase
-from elasticd.protocol.times import TELL_AGAIN_S
+from elasticd.protocol.times import RESEND_AFTER_S
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
 assert _spec is not None
@@ -187,11 +187,11 @@ def test_a_start_that_no_agent_has_heard_is_told_again():
     del world.agents["s1"].running[worker]  # the message was lost
     world.agents["s1"].seen.discard(worker)
     world.sent.clear()
-    world.pass_time(TELL_AGAIN_S - 1)
+    world.pass_time(RESEND_AFTER_S - 1)
     assert world.messages(StartWorker) == []
     world.pass_time(2)
     assert [start.worker for start in world.messages(StartWorker)] == [worker]
-    world.pass_time(3 * TELL_AGAIN_S)
+    world.pass_time(3 * RESEND_AFTER_S)
     assert len(world.messages(StartWorker)) == 1  # the agent reports now that it starts the worker
 
 
@@ -203,7 +203,7 @@ def test_an_order_that_no_worker_has_heard_is_told_again():
     for worker in world.running(job.id):
         world.report(worker, WorkerPhase.READY)
     world.sent.clear()
-    world.pass_time(TELL_AGAIN_S + 2)
+    world.pass_time(RESEND_AFTER_S + 2)
     assert world.messages(Order)[-1].roster.generation == job.record.generation
 
 
@@ -215,7 +215,7 @@ def test_an_order_whose_leader_a_ready_worker_does_not_find_is_told_again():
     world.report(follower, WorkerPhase.READY, unheard=[leader])
     world.pass_time(1)
     world.sent.clear()  # the order with the leader's address was lost
-    world.pass_time(TELL_AGAIN_S - 2)
+    world.pass_time(RESEND_AFTER_S - 2)
     assert world.messages(Order) == []
     world.pass_time(2)
     (again,) = world.messages(Order)
@@ -255,7 +255,7 @@ def test_a_job_whose_next_gpus_are_all_occupied_is_ordered_nothing_until_one_is_
     world.ask(Scale(job=job.id, share=2))
     (first, _) = world.roster(job.id)
     elsewhere = GpuAddress(server=ServerId("s2"), index=0)
-    job.aim(world.now, (elsewhere,), "it moves")
+    job.set_target(world.now, (elsewhere,), "it moves")
     assert next_step(job, lambda gpu: False, ()) is None
     step = next_step(job, lambda gpu: True, ())
     assert isinstance(step, GiveOrder)

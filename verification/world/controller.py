@@ -240,7 +240,7 @@ class Controller(Process):
     def _send(self, peer: ServerId, message: ToAgentFromController, identity: str) -> None:
         if isinstance(message, StopWorker):
             self._check_stop(peer, message)
-            self._world.oracle.told_to_stop(peer, message)
+            self._world.oracle.stop_sent(peer, message)
         elif isinstance(message, Order | StartWorker):
             self._world.oracle.told(message)
             if isinstance(message, StartWorker):

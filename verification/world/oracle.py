@@ -344,7 +344,7 @@ class Oracle(Knowledge):
 
     # -- the controller
 
-    def told_to_stop(self, server: ServerId, stop: StopWorker) -> None:
+    def stop_sent(self, server: ServerId, stop: StopWorker) -> None:
         """The controller orders an agent to stop a worker, which may be known only from a forged status."""
         known = self._jobs.get(stop.job)
         if known is None or known.record is None:
