@@ -181,7 +181,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def limits_needed(self) -> bool:
         """Return whether no worker may be started without its limits. `trouble_actions: {limits: note}` allows it."""
-        return self.trouble_actions.get(LIMITS, Severity.NO_NEW_WORK).bars
+        return self.trouble_actions.get(LIMITS, Severity.NO_NEW_WORK).blocks_new_work
 
     @property
     def rules(self) -> Rules:

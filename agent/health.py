@@ -222,7 +222,7 @@ class Health:
         cases = [
             KeptCase(trouble=self._raw(key, case), latched=case.latched, over_s=case.over_s, times=case.times)
             for key, case in self._cases.items()
-            if case.severity.bars
+            if case.severity.blocks_new_work
         ]
         return Kept(boot=boot, cases=tuple(cases))
 
@@ -298,8 +298,8 @@ class Health:
         case = self._begin(now, key, xids.sentence(xid), severity)
         if case is not None:
             case.since_s = now  # each occurrence counts as new
-            case.latched = severity.bars
-            case.until_s = None if severity.bars else now + self._rules.note_s
+            case.latched = severity.blocks_new_work
+            case.until_s = None if severity.blocks_new_work else now + self._rules.note_s
 
     def _on_gpu(self, now: float, gpu: int, reading: GpuReading) -> None:
         was_lost = (case := self._cases.get((gpu, "gpu-lost"))) is not None and case.over_s is None
@@ -399,13 +399,13 @@ class Health:
         case.over_s = now
         doublings = min(case.times - 1, MOST_DOUBLINGS)
         probation_s = min(self._rules.longest_probation_s, self._rules.probation_s * 2.0**doublings)
-        case.until_s = now + (probation_s if case.severity.bars else 0.0)
+        case.until_s = now + (probation_s if case.severity.blocks_new_work else 0.0)
 
     def _pass_time(self, now: float) -> None:
         for key, case in list(self._cases.items()):
             if case.until_s is not None and now >= case.until_s:
                 del self._cases[key]
-                if case.severity.bars:
+                if case.severity.blocks_new_work:
                     self._past[key] = (case.times, now)
         for key in [key for key, (_, over_s) in self._past.items() if now - over_s >= RELAPSES_KEPT_S]:
             del self._past[key]

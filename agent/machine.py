@@ -437,7 +437,7 @@ class AgentMachine:
         for trouble in self._troubles:
             if (
                 (trouble.gpu is None or trouble.gpu in wanted)
-                and trouble.severity.bars
+                and trouble.severity.blocks_new_work
                 and trouble.code not in start.trusted
             ):
                 where = "this server" if trouble.gpu is None else f"GPU {trouble.gpu}"

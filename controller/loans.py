@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..protocol.model import GpuAddress, ServerId
 from ..scheduler.view import Use
-from .bars import NOTHING_OVERRULED
 from .cluster import Cluster
 from .records import Cordon
+from .taints import NOTHING_OVERRULED
 
 RESERVATION = "reservation-"  # prefix of the loan's name for a reservation
 

@@ -69,7 +69,7 @@ def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) 
                 server, value = ServerId(key.removeprefix(OVERRULED)), read(key)
                 record = msgspec.msgpack.decode(value, type=OverruleRecord) if value is not None else None
                 cluster.servers.recover_overruled(server, record)
-                cluster.servers.update_bars(server)
+                cluster.servers.update_taints(server)
         for name in changed:
             job, head = cluster.jobs.get(name), read(state_key(name))
             if job is not None and head is not None:

@@ -157,8 +157,8 @@ def _servers(cluster: Cluster, now: float) -> Iterator[Figure]:
             told[key] = told.get(key, 0.0) + 1
     text = "What agents say is wrong with servers and GPUs, by code and what it means for work."
     yield table(Kind.GAUGE, "troubles", text, ("code", "severity"), told.items())
-    barred = sum(len(cluster.servers.barred.get(name, ())) for name in alive)
-    yield gauge("gpus_barred", "GPUs of present servers that take no new work.", barred)
+    tainted = sum(len(cluster.servers.tainted.get(name, ())) for name in alive)
+    yield gauge("gpus_barred", "GPUs of present servers that take no new work.", tainted)
     cordons = [
         cordon for record in cluster.servers.overruled.values() for cordon in record.cordons if cordon.gpu is None
     ]

@@ -134,7 +134,7 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
     cluster.begin_reign(leader)
     cluster.servers.recover_removals(removals)
     for name in cluster.servers.overruled:
-        cluster.servers.update_bars(name)
+        cluster.servers.update_taints(name)
     cluster.jobs.recover(itself.first_job, archived)
     cluster.identify(itself.id)
     cluster.experience.recover(kinds, ended, idle_times)

@@ -50,5 +50,5 @@ class RememberedAnswers:
 
 def _principal(request: str) -> str:
     """Return the principal in a request's name "ROLE:NAME|ID"; "" for the local operator, who has no name there."""
-    who, bar, _ = request.partition("|")
-    return who if bar else ""
+    who, taint, _ = request.partition("|")
+    return who if taint else ""

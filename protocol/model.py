@@ -144,7 +144,7 @@ class Severity(enum.Enum):
     STOP = "stop"  # likewise, and workers that cannot move are stopped: the GPU is lost, or its results may be wrong
 
     @property
-    def bars(self) -> bool:
+    def blocks_new_work(self) -> bool:
         """Return whether no new worker starts there."""
         return self is not Severity.NOTE
 

@@ -10,7 +10,7 @@ signal), or this controller determines it (the server is lost). Only the script'
 * workers that end in one generation after the other, without a new step, fail the job (`_count_loss`);
 * newcomers that end before they have taken part are not tried again for a while (`newcomers`).
 
-If a GPU must be left, or takes no new work, the end of a worker there is attributed to the GPU (`bars`). Of a job that
+If a GPU must be left, or takes no new work, the end of a worker there is attributed to the GPU (`taints`). Of a job that
 has not called `elastic.join()` only exit codes are known; `reconcile.gangs` interprets them.
 
 A worker with a state that came to differ from the others' ends itself (`worker.comparison`). The job avoids its GPU for
@@ -109,7 +109,7 @@ def worker_ended(
     job.end_worker(worker, now, exit_code, entry.reason or reason, fault, log)
     cluster.jobs.mark_dirty(job)
     cluster.jobs.mark_waiting_dirty()
-    if any(map(cluster.servers.bar, entry.all_gpus)):
+    if any(map(cluster.servers.taint, entry.all_gpus)):
         cluster.planning.request()  # no worker may follow on that GPU
     if entry.stopping and not job.record.target:
         cluster.planning.request()  # a preempted job that seemed to be at its end waits again
@@ -179,7 +179,11 @@ def _gpu_at_fault(cluster: Cluster, job: Job, entry: WorkerRecord, fault: Fault)
     That is so if the GPU must be left, or if the worker had not begun there.
     """
     has_begun = fault is not Fault.SERVER and (entry.trained or job.gang)
-    found = [bar.fault for bar in map(cluster.servers.bar, entry.all_gpus) if bar is not None and bar.fault is not None]
+    found = [
+        taint.fault
+        for taint in map(cluster.servers.taint, entry.all_gpus)
+        if taint is not None and taint.fault is not None
+    ]
     return next((wrong.text for wrong in found if wrong.severity.moves or not has_begun), "")
 
 

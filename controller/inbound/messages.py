@@ -29,7 +29,6 @@ from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, Server
 from ...protocol.texts import gpu_count
 from ...protocol.times import STOP_GRACE_S, paced_interval_s
 from .. import accounting
-from ..bars import within_bounds
 from ..cluster import Cluster
 from ..events import AgentMessage
 from ..jobs.batches import factor_of, grow, note_changes
@@ -37,7 +36,6 @@ from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
 from ..jobs.paces import learned
 from ..jobs.records import OrderKind, WorkerRecord, WorkerState
-from ..reconcile.barring import weigh
 from ..reconcile.gangs import note_running, wait_for_server
 from ..reconcile.health import worked
 from ..reconcile.idle import note_use
@@ -45,7 +43,9 @@ from ..reconcile.orders import leader_address, order_message, send_order
 from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.saving import suspend
 from ..reconcile.snapshot import fewest
+from ..reconcile.tainted import refresh_taints
 from ..sessions import Orphan, Session
+from ..taints import within_bounds
 from . import snapshots
 from .ends import add_broken, unknown_there, worker_ended
 from .foreign import is_foreign, on_message, present, receive, report_unknown, unknown_ended
@@ -96,7 +96,7 @@ def on_agent_message(
             session.clock.heard(now, clock_s)
             if troubles is not None and troubles != session.troubles:
                 session.has_troubles(within_bounds(session.server, troubles))
-                weigh(cluster, now, server)
+                refresh_taints(cluster, now, server)
             for worker in starting:
                 _on_running(cluster, now, session, worker)
             for report in reports:
@@ -165,7 +165,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
     session.clock.heard(now, hello.clock_s)
     cluster.servers.put_session(session)
     cluster.servers.heard_of(now, session)
-    weigh(cluster, now, server)
+    refresh_taints(cluster, now, server)
     _greet(cluster, now, before, session)
     cluster.servers.send(server, _acknowledged(cluster, session, 0))
     _take_in(cluster, now, session, hello)

@@ -113,8 +113,8 @@ def why_gone(cluster: Cluster, gpu: GpuAddress) -> str:
     holder = holder_of(cluster, gpu)
     if holder is not None:
         return f"{holder.id} has it, {'a gang of fixed size' if holder.gang else 'and is about to end'}"
-    if (bar := cluster.servers.bar(gpu)) is not None:
-        return bar.text
+    if (taint := cluster.servers.taint(gpu)) is not None:
+        return taint.text
     if not cluster.servers.fit(gpu.server):
         return cluster.servers.health[gpu.server].reason
     if (name := cluster.jobs.index.on_gpu(gpu)) is not None:

@@ -43,8 +43,8 @@ class Decided:
     unfinished: bool  # further changes wait until `changes` are carried out
     stuck: tuple[Job, ...]  # jobs that cannot start on the GPUs chosen for them (`avoiding`): decide again without them
     cramped: tuple[tuple[Job, int], ...]  # jobs with the most GPUs that each can use (`avoiding`): decide again
-    divided: Decision  # the scheduler's decision, before jobs were kept off barred GPUs
-    kept_off: Decision  # the decision without barred GPUs, before jobs avoided servers
+    divided: Decision  # the scheduler's decision, before jobs were kept off tainted GPUs
+    kept_off: Decision  # the decision without tainted GPUs, before jobs avoided servers
     again: frozenset[int] = frozenset()  # rows of jobs that cannot be moved, and restart on other GPUs (`growth`)
 
     def why(self, row: int) -> str:

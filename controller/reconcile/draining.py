@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-A drain is a cordon (`records.Cordon`) with the order to move the work away. Its GPUs count as GPUs to be left (`bars`), so jobs
-are moved off them as off a faulty GPU (`barring`): by migration, without a lost step. In addition,
+A drain is a cordon (`records.Cordon`) with the order to move the work away. Its GPUs count as GPUs to be left (`taints`), so jobs
+are moved off them as off a faulty GPU (`tainted`): by migration, without a lost step. In addition,
 
-* a plain drain stops no job. A job that would lose all its GPUs stays (`barring.cornered`). So does a job if its move would
+* a plain drain stops no job. A job that would lose all its GPUs stays (`tainted.cornered`). So does a job if its move would
   leave another job without GPUs (`pushing`). Both may shrink. Each change in the cluster leads to a new decision, so a job
   that stays is moved as soon as there is room;
 * a drain by preemption reduces the GPUs of the cluster at any cost: a job that gets no GPU saves its state and waits, as the
@@ -73,8 +73,8 @@ def _to_be_moved(cluster: Cluster, seen: Snapshot) -> Iterator[Job]:
 
 
 def _drained(cluster: Cluster, gpu: GpuAddress) -> bool:
-    bar = cluster.servers.bar(gpu)
-    return bar is not None and bar.may_stay and bar.drain is CordonKind.DRAIN
+    taint = cluster.servers.taint(gpu)
+    return taint is not None and taint.may_stay and taint.drain is CordonKind.DRAIN
 
 
 # -- workers that still run
@@ -137,7 +137,9 @@ def _why(cluster: Cluster, job: Job) -> tuple[bool, str]:
 
 def _way(cluster: Cluster, job: Job) -> str:
     """Return how the job leaves its drained GPUs."""
-    target = [gpu for gpu in job.record.target if (bar := cluster.servers.bar(gpu)) is None or not bar.severity.moves]
+    target = [
+        gpu for gpu in job.record.target if (taint := cluster.servers.taint(gpu)) is None or not taint.severity.moves
+    ]
     if not target:
         return "waits until others have made room"
     there = ", ".join(map(str, target[:GPUS_TOLD])) + (", ..." if len(target) > GPUS_TOLD else "")

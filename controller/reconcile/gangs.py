@@ -93,7 +93,7 @@ def _has_fellows(job: Job) -> bool:
 
 def not_to_start(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -> None:
     """Restart a gang of which a process was not reported to run and must not be started: the gang would stay incomplete."""
-    reason = next((bar.text for gpu in entry.all_gpus if (bar := cluster.servers.bar(gpu)) is not None), "")
+    reason = next((taint.text for gpu in entry.all_gpus if (taint := cluster.servers.taint(gpu)) is not None), "")
     what = f"{entry.worker} on {names(entry)} has not started, and its GPU takes no new work any more: {reason}"
     fall(cluster, now, job, what, begun=_has_fellows(job))
 
@@ -171,9 +171,10 @@ def _give_up(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
 
 
 def leave_bad_gpus(cluster: Cluster, now: float) -> None:
-    """Stop the gangs on GPUs that are gone or may compute wrongly; on GPUs with other bars a gang goes on, as it is not moved."""
-    for server, bars in list(cluster.servers.barred.items()):
-        bad = {index: bar for index, bar in bars.items() if bar.severity is Severity.STOP}
+    """Stop the gangs on GPUs that are gone or may compute wrongly; on GPUs with other taints a gang goes on, as it is not
+    moved."""
+    for server, taints in list(cluster.servers.tainted.items()):
+        bad = {index: taint for index, taint in taints.items() if taint.severity is Severity.STOP}
         for job in cluster.jobs.index.on_server(server) if bad else ():
             held = [gpu for entry in job.workers for gpu in entry.all_gpus if gpu.server == server]
             found = next((gpu for gpu in held if gpu.index in bad), None)

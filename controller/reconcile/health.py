@@ -9,7 +9,7 @@ its training loop clears the server.
 
 If a server's driver or file system is missing, the *script* fails with an exit code. A comparison with other jobs and servers
 distinguishes such a server from a faulty script (`script_is_innocent`). The same comparison finds a single faulty GPU on a
-server with GPUs that work: the controller then backs off from this GPU only, as after a fault that the agent reports (`bars`).
+server with GPUs that work: the controller then backs off from this GPU only, as after a fault that the agent reports (`taints`).
 If a second GPU of the server fails so meanwhile, the server is to blame.
 
 None of this is recorded: a controller that has just started tries each server, and soon knows again.
@@ -24,7 +24,6 @@ from itertools import chain
 from ...protocol.messages import EventKind
 from ...protocol.model import GpuAddress, JobId, ServerId, WorkerId
 from ...scheduler.view import Use
-from ..bars import Bar, sentences
 from ..cluster import Cluster
 from ..jobs.avoided import Avoidance
 from ..jobs.generations import arrived
@@ -32,7 +31,8 @@ from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 from ..loans import use_of
 from ..sessions import Health
-from .barring import weigh
+from ..taints import Taint, sentences
+from .tainted import refresh_taints
 
 FAILURES_OF_A_JOB = 2  # failures on one server of a job that has run on another one, until the server is to blame
 JOBS_THAT_FAIL = 3  # jobs that fail on one server in a row, and on no other, until the server is to blame
@@ -67,7 +67,7 @@ def diverged(cluster: Cluster, now: float, gpu: GpuAddress, worker: WorkerId) ->
     health = cluster.servers.start_failed(gpu, reason)
     if health.until_s is None:
         cluster.servers.back_off(now, health, suspected=False, first_s=DIVERGED_BACK_OFF_S)
-        weigh(cluster, now, gpu.server)
+        refresh_taints(cluster, now, gpu.server)
 
 
 def _leave(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
@@ -87,7 +87,7 @@ def worked(cluster: Cluster, now: float, gpu: GpuAddress) -> None:
     """Clear `gpu` and its server: a worker has reached its training loop there."""
     cluster.servers.clear(gpu.server)
     if cluster.servers.clear_gpu(gpu):
-        weigh(cluster, now, gpu.server)
+        refresh_taints(cluster, now, gpu.server)
 
 
 def forgive(cluster: Cluster, now: float, server: ServerId, gpus: Iterable[GpuAddress]) -> None:
@@ -95,13 +95,13 @@ def forgive(cluster: Cluster, now: float, server: ServerId, gpus: Iterable[GpuAd
     for gpu in gpus:
         cluster.servers.clear_gpu(gpu)
     cluster.servers.clear(server)
-    weigh(cluster, now, server)
+    refresh_taints(cluster, now, server)
 
 
 def pass_time(cluster: Cluster, now: float) -> None:
     """End the back-offs that have expired, so that these servers and GPUs are tried again."""
     for server in cluster.servers.end_back_offs(now):
-        weigh(cluster, now, server)
+        refresh_taints(cluster, now, server)
 
 
 def deadlines(cluster: Cluster) -> Iterator[float]:
@@ -117,11 +117,11 @@ def troubles(cluster: Cluster, now: float) -> str:
     Lent GPUs are left out: the reasons of waiting jobs mention them.
     """
     found = {server for server, health in cluster.servers.health.items() if health.until_s is not None}
-    for server in (*cluster.servers.barred, *cluster.servers.offers_nothing):
+    for server in (*cluster.servers.tainted, *cluster.servers.offers_nothing):
         if (
             server in cluster.servers.sessions
             and cluster.servers.sessions[server].alive
-            and (server in cluster.servers.offers_nothing or _barred(cluster, server))
+            and (server in cluster.servers.offers_nothing or _tainted(cluster, server))
         ):
             found.add(server)
     told = [
@@ -136,17 +136,17 @@ def _told(cluster: Cluster, now: float, server: ServerId) -> str:
     health = cluster.servers.health.get(server)
     if health is not None and health.until_s is not None:
         return health.sentence(now)
-    if server in cluster.servers.barred:
-        return "; ".join(sentences(len(cluster.servers.sessions[server].server.gpus), _barred(cluster, server)))
+    if server in cluster.servers.tainted:
+        return "; ".join(sentences(len(cluster.servers.sessions[server].server.gpus), _tainted(cluster, server)))
     return f"it offers nothing: {cluster.servers.offers_nothing[server]}"
 
 
-def _barred(cluster: Cluster, server: ServerId) -> dict[int, Bar]:
-    """Return the bars on GPUs of a server, by index, without GPUs that are only lent."""
+def _tainted(cluster: Cluster, server: ServerId) -> dict[int, Taint]:
+    """Return the taints on GPUs of a server, by index, without GPUs that are only lent."""
     return {
-        index: bar
-        for index, bar in cluster.servers.barred.get(server, {}).items()
-        if bar.fault is not None or use_of(cluster, GpuAddress(server=server, index=index)) is Use.BARRED
+        index: taint
+        for index, taint in cluster.servers.tainted.get(server, {}).items()
+        if taint.fault is not None or use_of(cluster, GpuAddress(server=server, index=index)) is Use.BARRED
     }
 
 
@@ -233,7 +233,7 @@ def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     cluster.servers.start_failed(
         gpu, f"workers fail at their start there, while other GPUs of the server work: {reason}"
     )
-    weigh(cluster, now, gpu.server)
+    refresh_taints(cluster, now, gpu.server)
     return True
 
 

@@ -58,7 +58,7 @@ def _renew_port(cluster: Cluster, job: Job) -> None:
 
 def may_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> bool:
     """Return whether the start of a worker may be sent again to its agent: not if one of its GPUs takes no new work by now."""
-    return not entry.stopping and not job.final and not any(map(cluster.servers.bar, entry.all_gpus))
+    return not entry.stopping and not job.final and not any(map(cluster.servers.taint, entry.all_gpus))
 
 
 def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:

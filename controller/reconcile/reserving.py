@@ -43,8 +43,8 @@ def reserved(
     for server in there:
         for index in server.gpus:
             bits[GpuAddress(server=server.server, index=index)] = 1 << len(bits)
-    barred = {name for name in (*cluster.servers.barred, *cluster.servers.health) if name in cluster.servers.sessions}
-    unusable = union(bit for gpu, bit in bits.items() if gpu.server in barred and not cluster.servers.usable(gpu))
+    tainted = {name for name in (*cluster.servers.tainted, *cluster.servers.health) if name in cluster.servers.sessions}
+    unusable = union(bit for gpu, bit in bits.items() if gpu.server in tainted and not cluster.servers.usable(gpu))
     demands, demand_of = cluster.jobs.rows.demands(chosen)
     queue = Queue(
         servers=there,

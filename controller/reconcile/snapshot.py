@@ -128,12 +128,12 @@ def _in_view(
     for name, session in sessions:
         if not session.alive:
             continue
-        fit, barred = cluster.servers.fit(name), cluster.servers.barred.get(name)
-        if fit and not barred and name not in busy and not session.unknown:
+        fit, tainted = cluster.servers.fit(name), cluster.servers.tainted.get(name)
+        if fit and not tainted and name not in busy and not session.unknown:
             found.append(session.whole)
             continue
         hidden = busy.get(name, set()) | {index for local in session.unknown.values() for index in local.all_gpus}
-        if not fit or barred:
+        if not fit or tainted:
             hidden |= _not_to_be_had(cluster, session, staying)
         seen = [at for at, index in enumerate(session.whole.gpus) if index not in hidden]
         if seen or fit:
@@ -186,9 +186,9 @@ def _not_to_be_had(cluster: Cluster, session: Session, staying: Collection[JobId
         gpu = GpuAddress(server=server, index=index)
         if cluster.servers.usable(gpu):
             continue
-        bar, job = cluster.servers.bar(gpu), there.get(index)
-        severity = bar.severity if bar is not None else Severity.NO_NEW_WORK
-        stays = bar is not None and bar.may_stay and job in staying
+        taint, job = cluster.servers.taint(gpu), there.get(index)
+        severity = taint.severity if taint is not None else Severity.NO_NEW_WORK
+        stays = taint is not None and taint.may_stay and job in staying
         if job is None or (severity.moves and not stays):
             hidden.add(index)
     return hidden

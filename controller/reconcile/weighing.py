@@ -9,11 +9,11 @@ from ...protocol.model import JobId
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..state.planning import Snapshot
-from .barring import cornered, keep_off
 from .deciding import Decided, decided
 from .draining import pushing
 from .promising import deadlines
 from .snapshot import snapshot
+from .tainted import cornered, keep_off
 
 
 @dataclass(frozen=True)

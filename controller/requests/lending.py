@@ -18,13 +18,13 @@ from ...protocol.errors import RequestRefused, UserError
 from ...protocol.messages import EventKind, GpusLent, LendGpus, LoanEnded
 from ...protocol.model import CordonKind, GpuAddress
 from ...protocol.texts import gpu_count, span
-from ..bars import NOTHING_OVERRULED
 from ..cluster import Cluster
 from ..events import ClientRequest
 from ..loans import RESERVATION, lent
-from ..reconcile.barring import give_back, weigh
 from ..reconcile.promising import broken_without
+from ..reconcile.tainted import give_back, refresh_taints
 from ..records import Cordon
+from ..taints import NOTHING_OVERRULED
 from .authority import by
 from .servers import MOST_REASON
 
@@ -82,7 +82,7 @@ def take(
             for index in here
         ]
         cluster.servers.record_overruled(server, replace(before, cordons=(*before.cordons, *cordons)))
-        weigh(cluster, now, server, told=True)
+        refresh_taints(cluster, now, server, reported=True)
     return tuple(sorted(gpus, key=lambda gpu: (gpu.server, gpu.index)))
 
 

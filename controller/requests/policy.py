@@ -20,11 +20,11 @@ from ...scheduler.quotas.words import changes, reserved_words
 from ...scheduler.scheduler import Scheduler, document, load_scheduler
 from ..cluster import Cluster
 from ..events import ClientRequest
-from ..reconcile.barring import keep_off
 from ..reconcile.deciding import decided
 from ..reconcile.promising import deadlines
 from ..reconcile.settle import settle
 from ..reconcile.snapshot import snapshot
+from ..reconcile.tainted import keep_off
 from ..records import PolicyRecord
 from ..state.planning import Decider
 from .authority import by

@@ -200,7 +200,7 @@ class Remedies:
             if not session.alive:
                 yield "server-back", f"server {server} is back", _back(server), ""
                 continue
-            bad = {trouble.gpu for trouble in session.troubles if trouble.severity.bars}
+            bad = {trouble.gpu for trouble in session.troubles if trouble.severity.blocks_new_work}
             bad |= {
                 gpu.index
                 for gpu, health in cluster.servers.gpu_health.items()

@@ -16,7 +16,7 @@ from ...protocol.texts import gpu_count, span
 from ...scheduler.quotas.reservations import TimedReservation, next_s
 from ..cluster import Cluster
 from ..loans import RESERVATION, lent, taken
-from ..reconcile.barring import give_back
+from ..reconcile.tainted import give_back
 from .lending import able_to_lend, take
 
 MOST_WHERE = 1000  # characters of an event

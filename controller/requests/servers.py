@@ -15,15 +15,15 @@ from ...protocol.messages import (
 )
 from ...protocol.model import CordonKind, GpuAddress, ServerId, Trouble
 from ...protocol.texts import gpu_count
-from ..bars import NOTHING_OVERRULED, sentences
 from ..cluster import Cluster
 from ..events import ClientRequest
 from ..jobs.job import Job
 from ..loans import RESERVATION, lent
-from ..reconcile.barring import give_back, weigh
 from ..reconcile.health import forgive
+from ..reconcile.tainted import give_back, refresh_taints
 from ..records import Cordon, RemovalRecord, Trusted
 from ..sessions import Session
+from ..taints import NOTHING_OVERRULED, sentences
 from .authority import by
 
 MOST_REASON = 500  # characters of an operator's reason
@@ -112,7 +112,7 @@ def cordon_server(cluster: Cluster, now: float, asked: ClientRequest, request: C
     event, act, text = _WORDS[kind]
     cluster.history.add(now, event, None, f"{where} is {text}{by(asked.who)}{because}")
     cluster.clients.audit(now, asked, act, where, f"{text}{because}")
-    weigh(cluster, now, name, told=True)
+    refresh_taints(cluster, now, name, reported=True)
     return answer
 
 
@@ -147,7 +147,7 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
     record = replace(before, cordons=tuple(one for one in before.cordons if one.loan or not meant(one.gpu)))
     spite: list[Trouble] = []
     if request.trust:
-        spite = [trouble for trouble in session.troubles if trouble.severity.bars and meant(trouble.gpu)]
+        spite = [trouble for trouble in session.troubles if trouble.severity.blocks_new_work and meant(trouble.gpu)]
         trusted = (*(one for one in before.trusted if not meant(one.gpu)), *map(_trusted, spite))
         record = replace(record, trusted=trusted)
     if record != before or request.trust:
@@ -162,7 +162,7 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
             cluster, now, name, [one for one in cluster.servers.gpu_health if one.server == name and meant(one.index)]
         )
     else:
-        weigh(cluster, now, name, told=True)
+        refresh_taints(cluster, now, name, reported=True)
     told = tuple(f"{trouble.code}: {trouble.text}" for trouble in spite)
     return ServerUncordoned(server=name, gpu=gpu, trusted=told, still=_still(cluster, session, gpu))
 
@@ -185,9 +185,9 @@ def _take_back(cluster: Cluster, now: float, asked: ClientRequest, name: ServerI
 
 def _still(cluster: Cluster, session: Session, gpu: int | None) -> tuple[str, ...]:
     """Return the reasons for which a part of the server still takes no new work."""
-    barred = cluster.servers.barred.get(session.server.server, {})
+    tainted = cluster.servers.tainted.get(session.server.server, {})
     return tuple(
-        sentences(len(session.server.gpus), {index: bar for index, bar in barred.items() if gpu in (None, index)})
+        sentences(len(session.server.gpus), {index: taint for index, taint in tainted.items() if gpu in (None, index)})
     )
 
 

@@ -24,7 +24,6 @@ from ...protocol.texts import gpu_count
 from ...scheduler.measuring import smaller_shares
 from ...scheduler.speedup_curve import Source, points
 from ..accounting import spent
-from ..bars import NOTHING_OVERRULED, sentences, trusts
 from ..cluster import Cluster
 from ..inbound import forgery
 from ..inbound.foreign import MAX_NAME_CHARS, present, sentence, unknown_sentence
@@ -33,14 +32,15 @@ from ..jobs.job import Job
 from ..jobs.lengths import length_of
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile import dependencies
-from ..reconcile.barring import sentence as leaving
 from ..reconcile.draining import still_there
 from ..reconcile.health import troubles as troubles_told
 from ..reconcile.idle import idle_sentence, idle_since_s
 from ..reconcile.promising import promise_view
 from ..reconcile.snapshot import fewest
+from ..reconcile.tainted import sentence as leaving
 from ..records import Cordon
 from ..sessions import ForeignServer, Session
+from ..taints import NOTHING_OVERRULED, sentences, trusts
 from .authority import shown
 
 NAMES_TOLD = 8
@@ -322,7 +322,7 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
         used=dict(sorted(used.items())),
         state=_state(cluster, session),
         trouble="; ".join(_troubles(cluster, now, session)),
-        barred={gpu: bar.text for gpu, bar in cluster.servers.barred.get(name, {}).items()},
+        barred={gpu: taint.text for gpu, taint in cluster.servers.tainted.get(name, {}).items()},
         troubles=session.troubles,
         clock_ahead_s=session.clock.ahead_s,
         cordons=tuple(map(_cordon_view, cluster.servers.overruled.get(name, NOTHING_OVERRULED).cordons)),
@@ -368,7 +368,7 @@ def _state(cluster: Cluster, session: Session) -> ServerState:
     if not session.alive:
         return ServerState.LOST
     name = session.server.server
-    faults = [bar for bar in cluster.servers.barred.get(name, {}).values() if bar.fault is not None]
+    faults = [taint for taint in cluster.servers.tainted.get(name, {}).values() if taint.fault is not None]
     wholly = bool(session.server.gpus) and len(faults) == len(session.server.gpus)
     return (
         ServerState.UNFIT
@@ -383,10 +383,10 @@ def _troubles(cluster: Cluster, now: float, session: Session) -> Iterator[str]:
         yield cluster.servers.health[name].sentence(now)
     if name in cluster.servers.offers_nothing:
         yield f"it offers nothing: {cluster.servers.offers_nothing[name]}"
-    yield from sentences(len(session.server.gpus), cluster.servers.barred.get(name, {}))
+    yield from sentences(len(session.server.gpus), cluster.servers.tainted.get(name, {}))
     overruled = cluster.servers.overruled.get(name, NOTHING_OVERRULED)
     for trouble in session.troubles:
-        if not trouble.severity.bars:
+        if not trouble.severity.blocks_new_work:
             yield _noted(trouble)
         elif trusts(overruled, trouble):
             yield f"{_noted(trouble)} (an operator trusts it)"

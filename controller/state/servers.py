@@ -14,7 +14,6 @@ from ...protocol.model import CordonKind, GpuAddress, JobId, Server, ServerId, S
 from ...protocol.rate_limit import RateLimiter
 from ...protocol.times import FIRST_SERVER_BACK_OFF_S, LONGEST_SERVER_BACK_OFF_S
 from ...scheduler.kinds import Demand, Stock, most_gpus
-from ..bars import NOTHING_OVERRULED, Bar, bars, nothing_sentence, trusted_codes
 from ..events import SendAgent
 from ..records import (
     ADOPTED,
@@ -28,6 +27,7 @@ from ..records import (
     server_key,
 )
 from ..sessions import ForeignServer, Forgeries, Health, Session
+from ..taints import NOTHING_OVERRULED, Taint, nothing_sentence, taints, trusted_codes
 from .effects import Effects
 
 MORE_THAN_ANY_SESSION = 1 << 62  # a count of messages to an agent that no session reaches
@@ -36,7 +36,7 @@ KEPT_DEMANDS = 1000  # demands with a cached largest share
 KEPT_REFUSED = 1000  # agents whose refusal is remembered; the refusal of a forgotten one is reported again
 KEPT_MET = 4096  # noted workers of a server
 TOLD_AT_ONCE, TELL_INTERVAL_S = 20, 30.0  # rate limit for events of one server: burst, then one per interval (seconds)
-_NO_BARS: dict[int, Bar] = {}
+_NO_TAINTS: dict[int, Taint] = {}
 
 
 class Servers:
@@ -58,8 +58,8 @@ class Servers:
         self.health: dict[ServerId, Health] = {}  # of servers on which a worker failed to start
         self.gpu_health: dict[GpuAddress, Health] = {}  # of GPUs on which scripts fail at their start
         self.overruled: dict[ServerId, OverruleRecord] = {}  # operators' decisions about troubles and cordons
-        # GPUs that take no new work; servers without such GPUs are absent (`bars`).
-        self.barred: dict[ServerId, dict[int, Bar]] = {}
+        # GPUs that take no new work; servers without such GPUs are absent (`taints`).
+        self.tainted: dict[ServerId, dict[int, Taint]] = {}
         self.offers_nothing: dict[ServerId, str] = {}  # servers without a GPU, and the reasons that their agents give
         self.told_troubles: dict[ServerId, RateLimiter] = {}
         self.awaited: set[ServerId] = set()  # servers in the store that have sent no hello since the start
@@ -75,7 +75,7 @@ class Servers:
         found.known_gpus, found.awaited = self.known_gpus, set(self.awaited)
         found.sessions, found.overruled = dict(self.sessions), dict(self.overruled)
         found.health, found.gpu_health = dict(self.health), dict(self.gpu_health)
-        found.barred, found.offers_nothing = dict(self.barred), dict(self.offers_nothing)
+        found.tainted, found.offers_nothing = dict(self.tainted), dict(self.offers_nothing)
         return found
 
     # -- sessions
@@ -129,7 +129,7 @@ class Servers:
         self.health.pop(server, None)
         for gpu in [gpu for gpu in self.gpu_health if gpu.server == server]:
             del self.gpu_health[gpu]
-        self.barred.pop(server, None)
+        self.tainted.pop(server, None)
         self.offers_nothing.pop(server, None)
         self.told_troubles.pop(server, None)
         self.record_overruled(server, NOTHING_OVERRULED)
@@ -198,7 +198,7 @@ class Servers:
         self.adopted[server] = agent
 
     def recover_overruled(self, server: ServerId, record: OverruleRecord | None) -> None:
-        """Take in the store's record of the operators' decisions about `server`; the caller updates its bars."""
+        """Take in the store's record of the operators' decisions about `server`; the caller updates its taints."""
         self.overruled.pop(server, None)
         if record is not None:
             self.overruled[server] = record
@@ -270,14 +270,14 @@ class Servers:
         health = self.health.get(server)
         return health is None or health.until_s is None
 
-    def bar(self, gpu: GpuAddress) -> Bar | None:
+    def taint(self, gpu: GpuAddress) -> Taint | None:
         """Return why `gpu` takes no new work. None: the GPU does, unless its server is unfit (`fit`)."""
-        return self.barred.get(gpu.server, _NO_BARS).get(gpu.index)
+        return self.tainted.get(gpu.server, _NO_TAINTS).get(gpu.index)
 
     def usable(self, gpu: GpuAddress) -> bool:
         """Return whether the state of `gpu` and of its server allows a worker to start there."""
         session = self.sessions.get(gpu.server)
-        return session is not None and session.alive and self.fit(gpu.server) and self.bar(gpu) is None
+        return session is not None and session.alive and self.fit(gpu.server) and self.taint(gpu) is None
 
     def vacant(self, gpu: GpuAddress) -> bool:
         """Return whether `gpu` is usable and no process that belongs to no job can be on it."""
@@ -288,11 +288,11 @@ class Servers:
             return False
         return not any(gpu.index in local.all_gpus for local in session.unknown.values())
 
-    def update_bars(self, server: ServerId) -> tuple[dict[int, Bar], dict[int, Bar]]:
-        """Find again which GPUs of `server` take no new work. Returns the changed bars by GPU index, before and after."""
-        before, session = self.barred.pop(server, {}), self.sessions.get(server)
+    def update_taints(self, server: ServerId) -> tuple[dict[int, Taint], dict[int, Taint]]:
+        """Find again which GPUs of `server` take no new work. Returns the changed taints by GPU index, before and after."""
+        before, session = self.tainted.pop(server, {}), self.sessions.get(server)
         self.offers_nothing.pop(server, None)
-        found: dict[int, Bar] = {}
+        found: dict[int, Taint] = {}
         if session is not None:
             if why := nothing_sentence(session.server, session.troubles):
                 self.offers_nothing[server] = why
@@ -301,9 +301,9 @@ class Servers:
                 for gpu, health in self.gpu_health.items()
                 if gpu.server == server and health.until_s is not None
             }
-            found = bars(session.server, session.troubles, self.overruled.get(server, NOTHING_OVERRULED), failing)
+            found = taints(session.server, session.troubles, self.overruled.get(server, NOTHING_OVERRULED), failing)
             if found:
-                self.barred[server] = found
+                self.tainted[server] = found
         changed = sorted(gpu for gpu in {*before, *found} if _causes(before.get(gpu)) != _causes(found.get(gpu)))
         if changed:
             self._request()
@@ -320,9 +320,9 @@ class Servers:
         """Return the GPUs that jobs vacate at once, by preemption if need be, for a borrower or an operator's drain."""
         return frozenset(
             GpuAddress(server=server, index=index)
-            for server, found in self.barred.items()
-            for index, bar in found.items()
-            if bar.drain is CordonKind.DRAIN_BY_PREEMPTING
+            for server, found in self.tainted.items()
+            for index, taint in found.items()
+            if taint.drain is CordonKind.DRAIN_BY_PREEMPTING
         )
 
     # -- failed starts
@@ -356,12 +356,12 @@ class Servers:
             self._request()
 
     def clear_gpu(self, gpu: GpuAddress) -> bool:
-        """Forget the failed starts on `gpu`; return whether there were any. The caller updates the bars of its server."""
+        """Forget the failed starts on `gpu`; return whether there were any. The caller updates the taints of its server."""
         return self.gpu_health.pop(gpu, None) is not None
 
     def end_back_offs(self, now: float) -> list[ServerId]:
         """End the back-offs that have expired. Returns the servers of single GPUs that may be tried again: the caller
-        updates their bars."""
+        updates their taints."""
         for health in self.health.values():
             if health.end_back_off(now):
                 self._request()
@@ -376,7 +376,7 @@ class Servers:
     def suppose_cordons(self, server: ServerId, cordons: tuple[Cordon, ...]) -> None:
         """Suppose that only these cordons of `server` stand."""
         self.overruled[server] = structs.replace(self.overruled[server], cordons=cordons)
-        self.update_bars(server)
+        self.update_taints(server)
 
     def suppose_mended(self, server: ServerId, gpu: int | None) -> None:
         """Suppose a GPU, or the server as a whole (None), without its faults and failed starts."""
@@ -387,12 +387,12 @@ class Servers:
             self.health.pop(server, None)
         else:
             self.clear_gpu(GpuAddress(server=server, index=gpu))
-        self.update_bars(server)
+        self.update_taints(server)
 
     def suppose_back(self, server: ServerId) -> None:
         """Suppose that a lost server is connected, with no processes on it."""
         self.sessions[server] = replace(self.sessions[server], alive=True, unknown={}, orphans={})
-        self.update_bars(server)
+        self.update_taints(server)
 
     def suppose_server(self, now: float, server: Server) -> None:
         """Suppose a further server."""
@@ -428,5 +428,5 @@ class Servers:
         self._effects.act(SendAgent(server, again, agent))
 
 
-def _causes(bar: Bar | None) -> tuple[Severity, tuple[str, ...]] | None:
-    return (bar.severity, bar.causes) if bar is not None else None
+def _causes(taint: Taint | None) -> tuple[Severity, tuple[str, ...]] | None:
+    return (taint.severity, taint.causes) if taint is not None else None

@@ -35,7 +35,7 @@ def test_a_worker_that_differs_is_replaced_on_another_gpu():
     assert gpu not in {job.worker(worker).gpu for worker in roster}
     ended = next(entry for entry in job.record.past if entry.worker == second)
     assert (ended.fault, ended.exit_code) == (Fault.SERVER, exits.DIVERGED)
-    assert "came to differ" in world.machine.cluster.servers.bar(gpu).text
+    assert "came to differ" in world.machine.cluster.servers.taint(gpu).text
     assert TOLD in world.story()
 
 
@@ -45,9 +45,9 @@ def test_its_gpu_is_used_again_after_a_while():
     second = world.roster(job.id)[1]
     gpu = job.worker(second).gpu
     world.exit(second, exits.DIVERGED, TOLD)
-    assert world.machine.cluster.servers.bar(gpu) is not None
+    assert world.machine.cluster.servers.taint(gpu) is not None
     world.pass_time(61.0)
-    assert world.machine.cluster.servers.bar(gpu) is None
+    assert world.machine.cluster.servers.taint(gpu) is None
 
 
 def test_where_nobody_can_tell_who_is_right_the_job_fails_at_once():
@@ -79,4 +79,4 @@ def test_a_script_that_exits_so_before_it_has_trained_bars_no_gpu():
     worker = world.running(job.id)[0]
     gpu = job.worker(worker).gpu
     world.exit(worker, exits.DIVERGED)
-    assert world.machine.cluster.servers.bar(gpu) is None
+    assert world.machine.cluster.servers.taint(gpu) is None

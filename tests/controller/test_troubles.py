@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from elasticd.controller.bars import MOST_OF_WHOLE
 from elasticd.controller.reconcile.health import TRIES_ON_ONE_SERVER
+from elasticd.controller.taints import MOST_OF_WHOLE
 from elasticd.protocol.messages import (
     CordonServer,
     EventKind,
@@ -235,7 +235,7 @@ def test_a_trusted_trouble_bars_no_more_until_it_comes_anew():
     assert world.messages(StartWorker)[-1].trusted == ("bad",)
     assert servers(world)["s1"].trouble.endswith("(an operator trusts it)")
     world.trouble("s1", trouble(0, since_s=6.0))
-    assert world.machine.cluster.servers.bar(GpuAddress(server=ServerId("s1"), index=0)) is not None
+    assert world.machine.cluster.servers.taint(GpuAddress(server=ServerId("s1"), index=0)) is not None
     world.ask(UncordonServer(server="s1"))
     world.trouble("s1", trouble(0, since_s=6.0), trouble(None, code="disk-full-logs"))
     assert servers(world)["s1"].barred == {0: "disk-full-logs is wrong"}

@@ -1,4 +1,4 @@
-"""Barred GPUs, which take no new work (`bars`): effects of a new or lifted bar, and their removal from decisions.
+"""Tainted GPUs, which take no new work (`taints`): effects of a new or lifted taint, and their removal from decisions.
 
 Theory of operation
 -------------------
@@ -23,25 +23,25 @@ from ...protocol.messages import EventKind
 from ...protocol.model import GpuAddress, JobId, ServerId
 from ...scheduler.pipeline import Decision
 from ...scheduler.sets import some, union
-from ..bars import sentences
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..state.planning import Snapshot
+from ..taints import sentences
 from .avoiding import instead, seats
 
 
-def weigh(cluster: Cluster, now: float, server: ServerId, told: bool = False) -> None:
-    """Recompute the bars on the GPUs of `server` after a possible change, and report and schedule accordingly.
+def refresh_taints(cluster: Cluster, now: float, server: ServerId, reported: bool = False) -> None:
+    """Recompute the taints on the GPUs of `server` after a possible change, and report and schedule accordingly.
 
-    `told`: the change has been reported as an event already.
+    `reported`: the change has been reported as an event already.
     """
-    before, after = cluster.servers.update_bars(server)
+    before, after = cluster.servers.update_taints(server)
     if not before and not after:
         return
     cluster.jobs.mark_waiting_dirty()
     gpus = len(cluster.servers.sessions[server].server.gpus) if server in cluster.servers.sessions else 0
     better = sorted(before.keys() - after.keys())
-    if told:
+    if reported:
         return
     if after and cluster.servers.may_tell(now, server):
         cluster.history.add(now, EventKind.TROUBLE, None, f"{server}: {'; '.join(sentences(gpus, after))}"[:1000])
@@ -56,22 +56,22 @@ def give_back(cluster: Cluster, now: float, loan: str, gpus: Sequence[GpuAddress
         before, here = cluster.servers.overruled[server], {gpu.index for gpu in gpus if gpu.server == server}
         kept = tuple(one for one in before.cordons if one.loan != loan or one.gpu not in here)
         cluster.servers.record_overruled(server, structs.replace(before, cordons=kept))
-        weigh(cluster, now, server, told=True)
+        refresh_taints(cluster, now, server, reported=True)
 
 
 def keep_off(cluster: Cluster, seen: Snapshot, decision: Decision) -> Decision:
-    """Return the decision without barred GPUs for jobs that do not run there yet.
+    """Return the decision without tainted GPUs for jobs that do not run there yet.
 
-    A barred GPU stays with the job that runs there, in exchange for the GPU which that job was to get instead. Otherwise the
-    barred GPU is replaced by a free one. If there is none, the job does without; below its minimum it gets no GPU.
+    A tainted GPU stays with the job that runs there, in exchange for the GPU which that job was to get instead. Otherwise the
+    tainted GPU is replaced by a free one. If there is none, the job does without; below its minimum it gets no GPU.
     """
-    barred = _barred(cluster, seen)
-    if not barred:
+    tainted = _tainted(cluster, seen)
+    if not tainted:
         return decision
     placed, shares = dict(decision.placements), decision.shares.copy()
-    free = ((1 << seen.view.total_gpus) - 1) & ~union(placed.values()) & ~barred
+    free = ((1 << seen.view.total_gpus) - 1) & ~union(placed.values()) & ~tainted
     for row in sorted(placed):
-        wrong, has = placed[row] & barred & ~seen.running.get(row, 0), placed[row]
+        wrong, has = placed[row] & tainted & ~seen.running.get(row, 0), placed[row]
         if wrong and seen.view.per_server(row):
             wrong, give = 0, seats(seen, has, wrong)
             better = instead(seen, row, has, give, free)
@@ -81,7 +81,7 @@ def keep_off(cluster: Cluster, seen: Snapshot, decision: Decision) -> Decision:
             gpu = wrong & -wrong
             wrong ^= gpu
             other = _owner(seen, placed, gpu)
-            new = _exchanged(seen, placed, other, gpu, able & ~barred) if other is not None else 0
+            new = _exchanged(seen, placed, other, gpu, able & ~tainted) if other is not None else 0
             if other is not None and new:
                 placed[other] = placed[other] & ~new | gpu
             else:
@@ -89,7 +89,7 @@ def keep_off(cluster: Cluster, seen: Snapshot, decision: Decision) -> Decision:
                 free &= ~new
             placed[row] = placed[row] & ~gpu | new
         if placed[row].bit_count() < min(int(shares[row]), int(seen.view.jobs.min_gpus[row])):
-            free |= placed[row] & ~barred
+            free |= placed[row] & ~tainted
             placed[row] = 0
         shares[row] = placed[row].bit_count()
     placements = {row: gpus for row, gpus in placed.items() if gpus}
@@ -108,9 +108,9 @@ def _exchanged(seen: Snapshot, placed: Mapping[int, int], other: int, gpu: int, 
     return some(1, theirs & ~view.placements.get(other, 0), theirs)
 
 
-def _barred(cluster: Cluster, seen: Snapshot) -> int:
+def _tainted(cluster: Cluster, seen: Snapshot) -> int:
     """Return the GPUs in view that take no new work."""
-    servers = {*cluster.servers.barred, *(name for name in cluster.servers.health if not cluster.servers.fit(name))}
+    servers = {*cluster.servers.tainted, *(name for name in cluster.servers.health if not cluster.servers.fit(name))}
     if not servers:
         return 0
     return sum(
@@ -126,8 +126,8 @@ def _owner(seen: Snapshot, placed: Mapping[int, int], gpu: int) -> int | None:
 def cornered(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapping[JobId, str]) -> list[Job]:
     """Return the jobs that would lose all their GPUs because they have to leave a GPU that still computes correctly."""
     found = []
-    for server, barred in cluster.servers.barred.items():
-        if not any(bar.may_stay for bar in barred.values()):
+    for server, tainted in cluster.servers.tainted.items():
+        if not any(taint.may_stay for taint in tainted.values()):
             continue
         for job in cluster.jobs.index.on_server(server):
             row = seen.rows.get(job.id)
@@ -139,18 +139,20 @@ def cornered(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapp
 
 
 def _stays(cluster: Cluster, gpu: GpuAddress) -> bool:
-    bar = cluster.servers.bar(gpu)
-    return bar is not None and bar.may_stay
+    taint = cluster.servers.taint(gpu)
+    return taint is not None and taint.may_stay
 
 
 def sentence(cluster: Cluster, job: Job) -> str:
     """Return why `job` still runs on GPUs that it has to leave; "" if it runs on none."""
-    if not cluster.servers.barred:
+    if not cluster.servers.tainted:
         return ""
     found = [
-        f"{gpu} ({bar.text})"
+        f"{gpu} ({taint.text})"
         for gpu in job.running_gpus
-        if gpu.server in cluster.servers.barred and (bar := cluster.servers.bar(gpu)) is not None and bar.severity.moves
+        if gpu.server in cluster.servers.tainted
+        and (taint := cluster.servers.taint(gpu)) is not None
+        and taint.severity.moves
     ]
     if not found:
         return ""

@@ -1,9 +1,9 @@
-"""Bars of GPUs: which GPUs take no new work, and why. Pure.
+"""Taints of GPUs: which GPUs take no new work, and why. Pure.
 
-A GPU may be barred by its server's agent (a trouble of the GPU, or of the whole server), by this controller (starts fail there
+A GPU may be tainted by its server's agent (a trouble of the GPU, or of the whole server), by this controller (starts fail there
 again and again: `reconcile.health`), or by an operator, who *cordons* it. An operator who *drains* a GPU also wants its present
 work to leave (`reconcile.draining`). An operator may also *trust* a GPU in spite of its troubles. This covers only the troubles
-at that moment: a new trouble bars the GPU again.
+at that moment: a new trouble taints the GPU again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS = list(CordonKind)
 
 
 @dataclass(frozen=True)
-class Bar:
+class Taint:
     """Reasons why a GPU takes no new work."""
 
     severity: Severity  # the gravest of all reasons
@@ -38,15 +38,15 @@ class Bar:
     causes: tuple[str, ...]  # codes of troubles and keys of cordons; unchanged as long as there is no new reason
     by_operator: bool = False  # at least one of the reasons is a cordon
     drain: CordonKind | None = None  # the gravest drain of the GPU
-    beside: Bar | None = None  # of a cordoned GPU: the bar without its cordons
+    beside: Taint | None = None  # of a cordoned GPU: the taint without its cordons
 
     @property
     def text(self) -> str:
         return "; ".join(self.reasons)
 
     @property
-    def fault(self) -> Bar | None:
-        """The bar for faults of the GPU alone, without cordons; None: no fault bars it."""
+    def fault(self) -> Taint | None:
+        """The taint for faults of the GPU alone, without cordons; None: no fault taints it."""
         return self.beside if self.by_operator else self
 
     @property
@@ -74,33 +74,34 @@ def within_bounds(server: Server, told: Iterable[Trouble]) -> tuple[Trouble, ...
     return tuple(found)
 
 
-def bars(
+def taints(
     server: Server,
     troubles: Iterable[Trouble],
     overruled: OverruleRecord,
     failing: Mapping[int, str],
-) -> dict[int, Bar]:
-    """Return the bars by index of those GPUs of `server` that take no new work.
+) -> dict[int, Taint]:
+    """Return the taints by index of those GPUs of `server` that take no new work.
 
     `failing`: by index, the GPUs where starts of workers fail, with a sentence about the failure.
     """
     gpus = [gpu.index for gpu in server.gpus]
     found: dict[int, list[tuple[Severity, str, str]]] = {}
     for trouble in troubles:
-        if trouble.severity.bars and not trusts(overruled, trouble):
+        if trouble.severity.blocks_new_work and not trusts(overruled, trouble):
             for gpu in gpus if trouble.gpu is None else [trouble.gpu]:
                 found.setdefault(gpu, []).append((trouble.severity, trouble.text, trouble.code))
     for gpu, text in failing.items():
         found.setdefault(gpu, []).append((Severity.NO_NEW_WORK, text, "failing-starts"))
-    barred = {gpu: _bar(found[gpu]) for gpu in gpus if gpu in found}
+    tainted = {gpu: _taint(found[gpu]) for gpu in gpus if gpu in found}
     for gpu in gpus if overruled.cordons else ():
         if cordons := [cordon for cordon in overruled.cordons if cordon.covers(gpu)]:
-            barred[gpu] = _cordoned(cordons, found.get(gpu, []), barred.get(gpu))
-    return {gpu: barred[gpu] for gpu in gpus if gpu in barred}
+            tainted[gpu] = _cordoned(cordons, found.get(gpu, []), tainted.get(gpu))
+    return {gpu: tainted[gpu] for gpu in gpus if gpu in tainted}
 
 
-def _cordoned(cordons: Sequence[Cordon], wrong: Sequence[tuple[Severity, str, str]], fault: Bar | None) -> Bar:
-    """Return the bar of a cordoned GPU. `wrong`: the other reasons (severity, text, code); `fault`: the bar for these alone."""
+def _cordoned(cordons: Sequence[Cordon], wrong: Sequence[tuple[Severity, str, str]], fault: Taint | None) -> Taint:
+    """Return the taint of a cordoned GPU. `wrong`: the other reasons (severity, text, code); `fault`: the taint for these
+    alone."""
     why = list(wrong)
     for cordon in cordons:
         severity = Severity.MOVE_AWAY if cordon.kind.drains else Severity.NO_NEW_WORK
@@ -110,19 +111,21 @@ def _cordoned(cordons: Sequence[Cordon], wrong: Sequence[tuple[Severity, str, st
             text = f"{cordon.reason}, by {cordon.by}"
         why.append((severity, text, f"{cordon.kind.value}-{cordon.since_s}"))
     drain = max((cordon.kind for cordon in cordons if cordon.kind.drains), key=_KINDS.index, default=None)
-    return dataclasses.replace(_bar(why), by_operator=True, drain=drain, beside=fault)
+    return dataclasses.replace(_taint(why), by_operator=True, drain=drain, beside=fault)
 
 
 def nothing_sentence(server: Server, troubles: Iterable[Trouble]) -> str:
     """Return the agent's reasons why its server has no GPU; "": the server has GPUs, or the agent gives no reason."""
     if server.gpus:
         return ""
-    return "; ".join(_first([trouble.text for trouble in troubles if trouble.gpu is None and trouble.severity.bars]))
+    return "; ".join(
+        _first([trouble.text for trouble in troubles if trouble.gpu is None and trouble.severity.blocks_new_work])
+    )
 
 
-def _bar(why: Collection[tuple[Severity, str, str]]) -> Bar:
+def _taint(why: Collection[tuple[Severity, str, str]]) -> Taint:
     gravest = max((severity for severity, _, _ in why), key=_ORDER.index)
-    return Bar(gravest, _first([text for _, text, _ in why]), tuple(sorted(cause for _, _, cause in why)))
+    return Taint(gravest, _first([text for _, text, _ in why]), tuple(sorted(cause for _, _, cause in why)))
 
 
 def _first(texts: Sequence[str]) -> tuple[str, ...]:
@@ -143,14 +146,14 @@ def trusted_codes(troubles: Iterable[Trouble], overruled: OverruleRecord, gpu: i
     return tuple(trouble.code for trouble in troubles if trouble.gpu in (None, gpu) and trusts(overruled, trouble))
 
 
-def sentences(gpus: int, barred: Mapping[int, Bar]) -> Iterator[str]:
+def sentences(gpus: int, tainted: Mapping[int, Taint]) -> Iterator[str]:
     """Yield sentences, for people, on why GPUs take no new work: one sentence for all GPUs with the same reasons.
 
     `gpus`: the number of GPUs of the server.
     """
     alike: dict[str, list[int]] = {}
-    for gpu, bar in barred.items():
-        alike.setdefault(bar.text, []).append(gpu)
+    for gpu, taint in tainted.items():
+        alike.setdefault(taint.text, []).append(gpu)
     for text, found in alike.items():
         if len(found) == gpus:
             yield f"no new work here: {text}"
