@@ -95,12 +95,12 @@ def too_few(
     known: int,
     least: int,
     verb: str = ASKS,
-    aside: Sequence[tuple[Use, int]] = (),
+    excluded: Sequence[tuple[Use, int]] = (),
 ) -> Reason:
     """Return the reason when there are too few GPUs for a job, even if it was alone.
 
     `what`: the GPUs that it asks for. `there`: number in view. `left`: with lost servers. `known`: also with those that
-    no job in view can have. `aside`: why, and how many of them the job could use.
+    no job in view can have. `excluded`: why, and how many of them the job could use.
     """
     if known < least:
         return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"{verb} {what}, the cluster has {known}")
@@ -108,7 +108,7 @@ def too_few(
     names = ", ".join(lost[:MOST_TOLD]) + (f" and {len(lost) - MOST_TOLD} more" if len(lost) > MOST_TOLD else "")
     gone = f"{names} {'is' if len(lost) == 1 else 'are'} lost"
     if left < least:
-        taken = [(use, count) for use, count in aside if count]
+        taken = [(use, count) for use, count in excluded if count]
         if sum(count for _, count in taken) == known - left:
             told = [
                 f"{count}{'' if at else f' of {known}'} {_WORDS[use][0 if count == 1 else 1]}"

@@ -266,8 +266,8 @@ def _limited(view: ClusterView, limit: Limit, least: int, used: Gpus, most: int)
             held = f", others are held for {view.jobs.name(head.row)}" if head is not None else ""
             return Reason(ReasonCode.LIMITED, f"waits for {what}: {most} of {left} may be used by it{held}")
         known = most_gpus(demand, [server.stock for server in view.known])
-        aside = [(one.use, sum(stock_of(demand, server.stock) for server in one.servers)) for one in view.aside]
-        reason = too_few(view, what, most, left, known, least, aside=aside)
+        excluded = [(one.use, sum(stock_of(demand, server.stock) for server in one.servers)) for one in view.excluded]
+        reason = too_few(view, what, most, left, known, least, excluded=excluded)
         return Reason(reason.code, reason.text + _bound(demand))
     free = max((option & ~used).bit_count() for option in limit.options)
     if demand.per_server:

@@ -338,6 +338,6 @@ def _too_large(view: ClusterView, least: int, gpus: int, held: str, verb: str = 
     if least > total:
         left = total + sum(len(server.gpus) for server in view.absent)
         known = sum(len(server.gpus) for server in view.known)
-        aside = [(one.use, sum(len(server.gpus) for server in one.servers)) for one in view.aside]
-        return too_few(view, gpu_count(least), total, left, known, least, verb, aside)
+        excluded = [(one.use, sum(len(server.gpus) for server in one.servers)) for one in view.excluded]
+        return too_few(view, gpu_count(least), total, left, known, least, verb, excluded)
     return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"{verb} {gpu_count(least)}, {gpus} of {total} are left: {held}")

@@ -333,7 +333,7 @@ class Use(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Aside:
+class Excluded:
     """GPUs that no job in view can have, with their servers."""
 
     use: Use
@@ -373,7 +373,7 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
     absent: tuple[ServerInView, ...] = ()  # known servers that are not connected
     whole: tuple[ServerInView, ...] = ()  # present servers with the GPUs of jobs that cannot be resized, if such exist
     reservation: Reservation | None = None  # its limits are among `limits`
-    aside: tuple[Aside, ...] = ()  # GPUs of present servers that no job in view can have; `whole` includes them
+    excluded: tuple[Excluded, ...] = ()  # GPUs of present servers that no job in view can have; `whole` includes them
     transient: Transient | None = None  # its limits are among `limits`
 
     @cached_property

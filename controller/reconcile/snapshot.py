@@ -17,7 +17,7 @@ from ...scheduler.quotas.dividing import Tenancy
 from ...scheduler.quotas.terms import Quotas
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.speedup_curve import fewest_servers
-from ...scheduler.view import Aside, ClusterView, Gpus, JobTable, ServerInView, Use
+from ...scheduler.view import ClusterView, Excluded, Gpus, JobTable, ServerInView, Use
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.rows import Rows
@@ -61,9 +61,9 @@ def snapshot(
     places = _places(rows, chosen, servers)
     limits, limit_of = rows.limits(chosen, servers)
     absent = tuple(session.whole for _, session in sessions if not session.alive)
-    aside = _aside(cluster, sessions, servers)
-    whole = there_now if aside else ()
-    view = ClusterView(now, table, servers, places.own, manual, limits, limit_of, absent, whole, aside=aside)
+    excluded = _excluded(cluster, sessions, servers)
+    whole = there_now if excluded else ()
+    view = ClusterView(now, table, servers, places.own, manual, limits, limit_of, absent, whole, excluded=excluded)
     scheduler = scheduler or cluster.planning.decider.scheduler
     tenancy = _tenancy(cluster, scheduler.stages.quotas, jobs, chosen)
     review_s = math.inf
@@ -141,9 +141,9 @@ def _in_view(
     return tuple(found)
 
 
-def _aside(
+def _excluded(
     cluster: Cluster, sessions: Sequence[tuple[ServerId, Session]], servers: Sequence[ServerInView]
-) -> tuple[Aside, ...]:
+) -> tuple[Excluded, ...]:
     """Return the GPUs of connected servers that are not in view, by reason."""
     in_view = {server.server: server for server in servers}
     fixed = {gpu: job for job in cluster.jobs.rows.fixed.values() for gpu in job.own_gpus}
@@ -164,7 +164,7 @@ def _aside(
                 by_use.setdefault(use, []).append(at)
         for use, kept in by_use.items():
             found.setdefault(use, []).append(session.whole.only(kept))
-    return tuple(Aside(use, tuple(found[use])) for use in Use if use in found)
+    return tuple(Excluded(use, tuple(found[use])) for use in Use if use in found)
 
 
 def _may_join(job: Job) -> bool:

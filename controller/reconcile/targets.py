@@ -22,8 +22,8 @@ from .promising import note_promises
 from .restarts import has_lost_workers
 from .saving import suspend
 from .snapshot import snapshot
+from .stable_decision import decide_until_stable
 from .transience import note_borrowed
-from .weighing import weighed
 
 MOST_TOLD = 3  # jobs, in the text of an event
 
@@ -43,7 +43,7 @@ def set_targets(cluster: Cluster, now: float) -> None:
         _stay(cluster, now, seen, tangled)
         seen = snapshot(cluster, now)
     try:
-        outcome = weighed(cluster, now, seen, partial(_wait_elsewhere, cluster, now))
+        outcome = decide_until_stable(cluster, now, seen, partial(_wait_elsewhere, cluster, now))
     except PolicyFailed as failure:
         _keep_plan(cluster, now, seen, failure)
         return

@@ -20,8 +20,8 @@ from ...scheduler.describe import rule_of
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..reconcile.causes import why_gone
-from ..reconcile.supposing import outcome
-from ..reconcile.weighing import Outcome
+from ..reconcile.stable_decision import Outcome
+from ..reconcile.what_if import outcome
 from .remedies import Remedies
 from .views import reasons
 

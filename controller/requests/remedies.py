@@ -22,9 +22,9 @@ from ...scheduler.quotas.terms import NO_QUOTAS
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.records import Submission
-from ..reconcile import supposing
-from ..reconcile.supposing import Change, Supposition, outcome, share_of
-from ..reconcile.weighing import Outcome
+from ..reconcile import what_if
+from ..reconcile.stable_decision import Outcome
+from ..reconcile.what_if import Change, Hypothesis, outcome, share_of
 from .authority import may_act
 
 MOST_TRIED = 64
@@ -69,17 +69,17 @@ class Remedies:
 
     # -- tries
 
-    def _tries(self, kind: str, text: str, supposed: Supposition, command: str = "", by: str = "") -> Remedy | None:
+    def _tries(self, kind: str, text: str, hypothesis: Hypothesis, command: str = "", by: str = "") -> Remedy | None:
         """Return the remedy; None if it does not help or there have been too many tries."""
-        found = self._ask(supposed)
+        found = self._ask(hypothesis)
         return self._remedy(kind, text, found, command, by) if share_of(found, self._job.id) > self._share else None
 
-    def _ask(self, supposed: Supposition) -> Outcome | None:
+    def _ask(self, hypothesis: Hypothesis) -> Outcome | None:
         if self.tried >= self._most:
             self.untried += 1
             return None
         self.tried += 1
-        return outcome(self._cluster, self._now, supposed)
+        return outcome(self._cluster, self._now, hypothesis)
 
     def _remedy(
         self, kind: str, text: str, found: Outcome | None, command: str = "", by: str = "", job: JobId | None = None
@@ -109,10 +109,10 @@ class Remedies:
         """Try to release the job from a user's hold or pause."""
         job, withheld = self._job, self._job.record.withheld
         if withheld is None and job.record.waits_for:
-            supposed = Supposition(change=lambda cluster: cluster.jobs[job.id].update(waits_for=()))
+            hypothesis = Hypothesis(change=lambda cluster: cluster.jobs[job.id].update(waits_for=()))
             awaited = job.record.waits_for
             text = f"{awaited[0]} finishes" if len(awaited) == 1 else "all that it waits for finish"
-            if (found := self._tries("after", text, supposed)) is not None:
+            if (found := self._tries("after", text, hypothesis)) is not None:
                 yield found
         if withheld is None or withheld.how is Withholding.CANCEL:
             return
@@ -122,8 +122,8 @@ class Remedies:
 
         back = withheld.how.back
         who = self._only(job) or (OPERATORS if withheld.operator and self._who.role is not Role.OPERATOR else "")
-        supposed = Supposition(change=change)
-        if (found := self._tries("resume", f"it is {back}d", supposed, f"{back} {job.id}", who)) is not None:
+        hypothesis = Hypothesis(change=change)
+        if (found := self._tries("resume", f"it is {back}d", hypothesis, f"{back} {job.id}", who)) is not None:
             yield found
 
     # -- remedies by other jobs
@@ -131,11 +131,11 @@ class Remedies:
     def _by_hand_over(self) -> Iterator[Remedy]:
         """Try to return shares set by hand to the policy, including the job's own."""
         for job in self._cluster.jobs.rows.manual.values():
-            supposed = Supposition(by_hand={job.id: None})
+            hypothesis = Hypothesis(by_hand={job.id: None})
             whose = "it is" if job is self._job else f"{job.id} is"
             text = f"{whose} given back to the policy"
             if (
-                found := self._tries("scale-auto", text, supposed, f"scale {job.id} auto", self._only(job))
+                found := self._tries("scale-auto", text, hypothesis, f"scale {job.id} auto", self._only(job))
             ) is not None:
                 yield found
 
@@ -157,7 +157,7 @@ class Remedies:
         jobs = [self._cluster.jobs[name] for name in names]
         who = dict.fromkeys(filter(None, map(self._only, jobs)))
         text = f"{' and '.join(names) if len(names) < 3 else ', '.join(names)} end{'s' if len(names) == 1 else ''}"
-        return self._tries("end", text, Supposition(over=names), f"cancel {' '.join(names)}", ", ".join(who))
+        return self._tries("end", text, Hypothesis(over=names), f"cancel {' '.join(names)}", ", ".join(who))
 
     def _ends_together(self, others: list[JobId]) -> Remedy | None:
         """Try ends together: the jobs with most GPUs until they suffice, then without those that are not needed."""
@@ -166,13 +166,13 @@ class Remedies:
         enough: list[JobId] = []
         for name in chosen[:MOST_TOGETHER]:
             enough.append(name)
-            if len(enough) > 1 and share_of(self._ask(Supposition(over=tuple(enough))), self._job.id):
+            if len(enough) > 1 and share_of(self._ask(Hypothesis(over=tuple(enough))), self._job.id):
                 break
         else:
             return None
         for name in list(enough[:-1]):
             fewer = tuple(one for one in enough if one != name)
-            if len(fewer) > 1 and share_of(self._ask(Supposition(over=fewer)), self._job.id):
+            if len(fewer) > 1 and share_of(self._ask(Hypothesis(over=fewer)), self._job.id):
                 enough = list(fewer)
         return self._end(*enough)
 
@@ -180,7 +180,7 @@ class Remedies:
 
     def _servers(self) -> Iterator[Remedy]:
         for kind, text, change, command in self._changes():
-            if (found := self._tries(kind, text, Supposition(change=change), command, OPERATORS)) is not None:
+            if (found := self._tries(kind, text, Hypothesis(change=change), command, OPERATORS)) is not None:
                 yield found
 
     def _changes(self) -> Iterator[tuple[str, str, Change, str]]:
@@ -248,9 +248,9 @@ class Remedies:
         job, now = self._job, self._now
 
         def change(cluster: Cluster) -> None:
-            supposing.with_more(cluster, now, job, count)
+            what_if.with_more(cluster, now, job, count)
 
-        return outcome(self._cluster, now, Supposition(change=change))
+        return outcome(self._cluster, now, Hypothesis(change=change))
 
     # -- terms
 
@@ -259,13 +259,13 @@ class Remedies:
         if scheduler.stages.quotas.any:
             tenant = scheduler.stages.quotas.tenant(self._job.user)
             text = f"there are no quotas (`quotas` in the policy file; its own: {tenant})"
-            found = self._tries("quotas", text, Supposition(change=_stages(quotas=NO_QUOTAS)), by=OPERATORS)
+            found = self._tries("quotas", text, Hypothesis(change=_stages(quotas=NO_QUOTAS)), by=OPERATORS)
             if found is not None:
                 yield found
         if scheduler.stages.packing:
-            supposed = Supposition(change=_stages(packing=False))
+            hypothesis = Hypothesis(change=_stages(packing=False))
             text = "shares are not packed"
-            found = self._tries("packing", text, supposed, "policy set --packing none", OPERATORS)
+            found = self._tries("packing", text, hypothesis, "policy set --packing none", OPERATORS)
             if found is not None:
                 yield found
 
@@ -281,9 +281,9 @@ class Remedies:
         wanted = -(-wanted // each) * each
         if wanted > job.spec.virtual_workers:
             return
-        supposed = Supposition(by_hand={job.id: wanted})
+        hypothesis = Hypothesis(by_hand={job.id: wanted})
         text = f"its share is set to {wanted} by hand"
-        if (found := self._tries("scale", text, supposed, f"scale {job.id} {wanted}", self._only(job))) is not None:
+        if (found := self._tries("scale", text, hypothesis, f"scale {job.id} {wanted}", self._only(job))) is not None:
             yield found
 
     def _smaller(self) -> Iterator[Remedy]:
@@ -302,7 +302,7 @@ class Remedies:
             high = job.spec.gpus.max if job.spec.expected_to_join else least
             spec = replace_in(job.spec, gpus=GpuRange(min=least, max=high))
             again = Submission(job=name, request="", spec=spec, submitted_s=self._now, owner=job.submission.owner)
-            found = self._ask(Supposition(over=(job.id,), instead=again))
+            found = self._ask(Hypothesis(over=(job.id,), instead=again))
             if share_of(found, name):
                 gpus = f"{least}:{high}" if least < high else f"{least}"
                 text = f"it is cancelled, and submitted again with --gpus {gpus}"
@@ -318,13 +318,13 @@ class Remedies:
 
 
 def _uncordoned(server: ServerId, away: Callable[..., bool]) -> Change:
-    return lambda cluster: supposing.without_cordons(cluster, server, away)
+    return lambda cluster: what_if.without_cordons(cluster, server, away)
 
 
 def _reclaimed(loan: str, servers: list[ServerId]) -> Change:
     def change(cluster: Cluster) -> None:
         for server in dict.fromkeys(servers):
-            supposing.without_cordons(cluster, server, lambda gpu, of: of == loan)
+            what_if.without_cordons(cluster, server, lambda gpu, of: of == loan)
 
     return change
 

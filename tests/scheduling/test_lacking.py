@@ -16,7 +16,7 @@ from elasticd.protocol.model import ServerId
 from elasticd.scheduler.kinds import ANY
 from elasticd.scheduler.pipeline import Decision, decide
 from elasticd.scheduler.policies import NAMES
-from elasticd.scheduler.view import Aside, ClusterView, Gpus, Limit, ServerInView, Use
+from elasticd.scheduler.view import ClusterView, Excluded, Gpus, Limit, ServerInView, Use
 
 SAID = re.compile(r"waits for (\d+) GPUs?: (\d+) of (\d+) (.*)")
 
@@ -66,11 +66,11 @@ def test_a_rigid_job_is_told_what_it_is_given_or_nothing() -> None:
 
 def test_gpus_that_are_lent_are_not_said_to_belong_to_jobs() -> None:
     whole = (ServerInView(ServerId("a"), (0, 1)), ServerInView(ServerId("b"), (0, 1)))
-    aside = (
-        Aside(Use.FIXED, (ServerInView(ServerId("b"), (1,)),)),
-        Aside(Use.LENT, (ServerInView(ServerId("a"), (0, 1)), ServerInView(ServerId("b"), (0,)))),
+    excluded = (
+        Excluded(Use.FIXED, (ServerInView(ServerId("b"), (1,)),)),
+        Excluded(Use.LENT, (ServerInView(ServerId("a"), (0, 1)), ServerInView(ServerId("b"), (0,)))),
     )
-    seen = ClusterView(0.0, table(job("q", 1, 1), most=4), (), {}, whole=whole, aside=aside)
+    seen = ClusterView(0.0, table(job("q", 1, 1), most=4), (), {}, whole=whole, excluded=excluded)
     assert told("max-min", seen, 0) == "waits for 1 GPU: 1 of 4 belongs to jobs that cannot be resized, and 3 are lent"
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticd.controller.jobs.job import Job
-from elasticd.controller.reconcile.supposing import outcome
-from elasticd.controller.reconcile.weighing import Outcome
+from elasticd.controller.reconcile.stable_decision import Outcome
+from elasticd.controller.reconcile.what_if import outcome
 from elasticd.controller.requests.explaining import explanation
 from elasticd.protocol.model import GpuAddress, JobPhase
 from elasticd.protocol.principals import LOCAL_OPERATOR

@@ -1,7 +1,7 @@
 """Hypothetical decisions: for example without a job, with more GPUs, or with other shares.
 
-A copy of the cluster is changed, and the scheduler decides about the copy as about the real cluster (`weighing`). So a change
-that is predicted to alter a share does so, by the same rules, unless something else changes meanwhile.
+A copy of the cluster is changed, and the scheduler decides about the copy as about the real cluster (`stable_decision`). So a
+change that is predicted to alter a share does so, by the same rules, unless something else changes meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..jobs.records import Submission
 from ..jobs.rows import demand_of
 from .deciding import PolicyFailed
 from .snapshot import snapshot
-from .weighing import Outcome, weighed
+from .stable_decision import Outcome, decide_until_stable
 
 MORE = ServerId("~more")  # sorts after all server names
 
@@ -32,7 +32,7 @@ def nothing(cluster: Cluster) -> None:
 
 
 @dataclass(frozen=True)
-class Supposition:
+class Hypothesis:
     """Hypothetical changes of the cluster.
 
     `over`: jobs that end, one by one; `by_hand`: shares set by hand (None: given back to the policy); `instead`: a job that is
@@ -45,32 +45,32 @@ class Supposition:
     change: Change = nothing
 
 
-AS_IT_IS = Supposition()
+AS_IT_IS = Hypothesis()
 
 
-def outcome(cluster: Cluster, now: float, supposed: Supposition = AS_IT_IS) -> Outcome | None:
-    """Return the decision for the cluster with the supposed changes, without changing the cluster.
+def outcome(cluster: Cluster, now: float, hypothesis: Hypothesis = AS_IT_IS) -> Outcome | None:
+    """Return the decision for the cluster with the hypothetical changes, without changing the cluster.
 
     None if the policy fails, or if the controller still waits for servers to connect after its start.
     """
     if cluster.servers.awaited:
         return None
-    first, later = set(supposed.over[:1]), supposed.over[1:]
+    first, later = set(hypothesis.over[:1]), hypothesis.over[1:]
     copied = cluster.what_if(job for name, job in cluster.jobs.index.live.items() if name not in first)
-    for name, share in supposed.by_hand.items():
+    for name, share in hypothesis.by_hand.items():
         if (job := copied.jobs.get(name)) is not None:
             job.profiling = None
             job.update(manual_share=share)
-    if supposed.instead is not None:
-        copied.jobs.suppose(Job(supposed.instead))
-    supposed.change(copied)
+    if hypothesis.instead is not None:
+        copied.jobs.suppose(Job(hypothesis.instead))
+    hypothesis.change(copied)
     try:
-        found = weighed(copied, now, snapshot(copied, now), lambda job: None)
+        found = decide_until_stable(copied, now, snapshot(copied, now), lambda job: None)
         for name in later:
             _carry_out(found)
             job = copied.jobs[name]
             job.restore(replace_in(job.record, phase=JobPhase.CANCELLED, target=(), orders=()), ())
-            found = weighed(copied, now, snapshot(copied, now), lambda job: None)
+            found = decide_until_stable(copied, now, snapshot(copied, now), lambda job: None)
         return found
     except PolicyFailed:
         return None

@@ -1,4 +1,4 @@
-"""Decision about the whole cluster, real or supposed (`supposing`), without carrying it out."""
+"""Decision about the whole cluster, real or hypothetical (`what_if`), without carrying it out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outcome:
     staying: dict[JobId, str]
 
 
-def weighed(cluster: Cluster, now: float, seen: Snapshot, waits: Callable[[Job], None]) -> Outcome:
+def decide_until_stable(cluster: Cluster, now: float, seen: Snapshot, waits: Callable[[Job], None]) -> Outcome:
     """Repeat the scheduler's decision until no job loses all its GPUs because it has to leave GPUs that still compute.
 
     `waits` is called for each job that has to wait for another server, before the next decision. Raises PolicyFailed if the
