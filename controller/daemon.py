@@ -1,7 +1,7 @@
 """Controller process: sockets, keys, the store and the clock around `turn.Turn` (cluster 1, 3, 5).
 
 With a store of its own (SQLite) the controller reigns from its start to its end. Several controllers that share a store
-(etcd) elect a leader (`leading`). A standby refers agents to the leader, and refuses requests of clients with the
+(etcd) elect a leader (`election`). A standby refers agents to the leader, and refuses requests of clients with the
 leader's address.
 """
 
@@ -41,6 +41,7 @@ from ..runtime.loop import Loop
 from . import lines
 from .auditlog import AuditLog
 from .config import RELOADED, Configuration, ControllerConfig
+from .election.candidacy import Begin, Candidacy, End
 from .events import (
     Action,
     AgentMessage,
@@ -58,7 +59,6 @@ from .events import (
     StandDown,
     Warn,
 )
-from .leading.candidacy import Begin, Candidacy, End
 from .lines import AgentLines
 from .machine import ControllerMachine
 from .metrics import Watch, figures, standby_figures
@@ -67,7 +67,7 @@ from .reign import Reign
 from .requests.answers import changes as is_change
 from .sealing import Seals
 from .settings import Settings
-from .sharing import controllers_of, hearing_of, presence_of, shared_job_keys
+from .shared_store import controllers_of, hearing_of, presence_of, shared_job_keys
 from .store import Compacted, Deposed, SqliteStore, Store, StoreUnavailable
 from .store.etcd import EtcdStore
 from .turn import Build, Turn
@@ -261,7 +261,7 @@ class ControllerDaemon:
                     candidacy.resign(term, str(error))
                     return
                 self._begin(Reign(turn, job_keys, steps, candidacy.leads))
-                candidacy.built(term)
+                candidacy.state_loaded(term)
                 self._tell_role()
             case End(reason):
                 if self._reign is not None:

@@ -1,7 +1,7 @@
 """State of a controller while it reigns: its turn, the keys of jobs' workers, and the events that it has logged.
 
 A controller with a store of its own reigns from its start to its end. A controller among several reigns only as long as
-its lease certainly lasts (`leading`). The lease is checked before each message, since a commit or a decision may have
+its lease certainly lasts (`election`). The lease is checked before each message, since a commit or a decision may have
 outlasted the lease. A reign that is over stays over. A client that waits for an answer then repeats its request to the
 next leader.
 """

@@ -25,8 +25,8 @@ import secrets
 
 from ..protocol.errors import OperatorError
 from ..runtime.keys import SECRET_BYTES
+from .election.records import JOB_KEYS_KEY
 from .jobs.archive import PREFIX as ARCHIVE
-from .leading.records import JOB_KEYS_KEY
 from .records import JOBS, POLICY_KEY, job_of_state
 from .snapshots import PREFIX as SNAPSHOTS
 

@@ -1,4 +1,4 @@
-/* Which of two controllers leads: controller/leading/machine.py at a store with leases, with the guard of writes (controller/turn.py)
+/* Which of two controllers leads: controller/election/machine.py at a store with leases, with the guard of writes (controller/turn.py)
    and the fence of an agent (it ignores terms lower than the highest that it has seen).
 
    Time is counted in ticks, which come whenever they like. A lease is LEASE ticks long for the store, and one tick (the margin)

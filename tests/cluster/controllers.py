@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from elasticd.controller.leading.records import LEADING_KEY
+from elasticd.controller.election.records import LEADING_KEY
 from elasticd.controller.records import LEADER_KEY, LeaderRecord
 from elasticd.controller.store.interface import StoreUnavailable
 from elasticd.ctl.client import Client

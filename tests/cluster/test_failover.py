@@ -1,7 +1,7 @@
 """Three controllers on etcd: whatever happens to the one that leads, another one does, and training does not notice.
 
 A leader that is stopped and goes on is in `make test-cluster`: it shows a failover with real processes, and the refusal of orders
-of a former term. The other causes of a failover are in `make test-survival`; tests/controller/leading tests what is decided.
+of a former term. The other causes of a failover are in `make test-survival`; tests/controller/election tests what is decided.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from elasticd.controller.leading.records import JOB_KEYS_KEY
+from elasticd.controller.election.records import JOB_KEYS_KEY
 from elasticd.controller.seal import HEAD_BYTES, SEAL_KEY, BrokenSeal, Seal, is_sealed
 from elasticd.controller.sealing import Seals
-from elasticd.controller.sharing import shared_job_keys
+from elasticd.controller.shared_store import shared_job_keys
 from elasticd.controller.store.interface import AFTER_ALL, Delete, Put
 from elasticd.protocol.errors import OperatorError
 from elasticd.runtime.directories import write_secret

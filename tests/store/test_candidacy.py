@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from elasticd.controller.leading.candidacy import Begin, Candidacy, End
-from elasticd.controller.leading.hearing import Hearing
-from elasticd.controller.leading.machine import State
-from elasticd.controller.leading.records import LEADING_KEY, PresenceRecord
+from elasticd.controller.election.candidacy import Begin, Candidacy, End
+from elasticd.controller.election.machine import State
+from elasticd.controller.election.reachability import Reachability
+from elasticd.controller.election.records import LEADING_KEY, PresenceRecord
 from elasticd.controller.store import Delete, Deposed, Put
 from elasticd.protocol.model import ServerId
 from elasticd.protocol.times import Leadership, leadership
@@ -30,7 +30,7 @@ class Standing:
         self.store = etcd.store(root)
         presence = PresenceRecord(name=name, version="0", since_s=0.0, clients_at=(f"ipc:///{name}",))
         self.candidacy = Candidacy(
-            self.store, etcd.store(root, timeout_s=1.0), presence, times, Hearing(5.0, 2.0), lambda: None
+            self.store, etcd.store(root, timeout_s=1.0), presence, times, Reachability(5.0, 2.0), lambda: None
         )
         self.begun: Begin | None = None
         self.ended = ""

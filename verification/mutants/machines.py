@@ -46,7 +46,7 @@ _WORKER = tuple(
 )  # fmt: skip
 _AGENT = ("tests/agent/test_machine.py", "tests/agent/test_starts.py", "tests/agent/test_stops.py")
 _STORE = ("sqlite", "interface", "journal", "copying")
-_SHELLS = ("elector", "follower", "asking")  # of an election: threads and sockets
+_SHELLS = ("elector", "follower", "store_requests")  # of an election: threads and sockets
 
 MACHINES = (
     Machine("membership", ("worker/membership/*.py",), _WORKER),
@@ -58,10 +58,10 @@ MACHINES = (
         "session", ("agent/session.py",), ("tests/agent/test_session.py", "tests/agent/test_endpoints.py", *_AGENT)
     ),
     Machine(
-        "leading",
-        ("controller/leading/*.py",),
-        ("tests/controller/leading/*.py",),
-        left_out=tuple(f"controller/leading/{name}.py" for name in _SHELLS),
+        "election",
+        ("controller/election/*.py",),
+        ("tests/controller/election/*.py",),
+        left_out=tuple(f"controller/election/{name}.py" for name in _SHELLS),
     ),
     Machine(
         "store",

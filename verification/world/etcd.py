@@ -1,8 +1,8 @@
 """etcd in memory, as far as the product's `EtcdStore` uses it: transactions of bounded size, leases that expire, nothing else.
 
-`EtcdStore` is the product's, and so are the election's requests (`Asking`): each of their calls is an operation that can fail
-(`operations`). The model's limit on transactions is small, so that most commits need several, and are first written to the
-journal (`controller.store.journal`).
+`EtcdStore` is the product's, and so are the election's requests (`ElectionRequests`): each of their calls is an operation that
+can fail (`operations`). The model's limit on transactions is small, so that most commits need several, and are first written to
+the journal (`controller.store.journal`).
 
 Two controllers share the store. When the leader dies, its lease expires; then the standby is elected, and starts from the mirror
 that it has kept. After each transaction the store's atomicity is checked: a large commit is visible in full as soon as its marker
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from elasticd.controller.election.events import Campaign, CampaignWon, Grant, LeaseGranted, RequestFailed
+from elasticd.controller.election.mirror import Mirror
+from elasticd.controller.election.records import LEADING_KEY, PresenceRecord
+from elasticd.controller.election.store_requests import ElectionRequests
 from elasticd.controller.jobs.archive import PREFIX as ARCHIVE
-from elasticd.controller.leading.asking import Asking
-from elasticd.controller.leading.mirror import Mirror
-from elasticd.controller.leading.records import LEADING_KEY, PresenceRecord
-from elasticd.controller.leading.words import Campaign, Failed, Grant, LeaseGranted, Won
 from elasticd.controller.store import Changes, Delete, If, Put, Record, StoreUnavailable, journal
 from elasticd.controller.store.etcd import Bounds, EtcdStore
 from elasticd.controller.store.etcd_connection import Access, Connection, Method
@@ -230,12 +230,12 @@ class SharedDisk(Disk):
         """The next controller is elected, and recovers. Raises StoreUnavailable if that fails: then another one tries."""
         name = NAMES[life % len(NAMES)]
         store = EtcdStore(Line(self.members, self._rpc, self._counting, name), ROOT, BOUNDS)
-        asking = Asking(store, PresenceRecord(name=name, version="0", since_s=now), LEASE_S)
+        asking = ElectionRequests(store, PresenceRecord(name=name, version="0", since_s=now), LEASE_S)
         granted, *_ = asking.carry_out(Grant())
         if not isinstance(granted, LeaseGranted):
             raise StoreUnavailable(f"{name} gets no lease: {_reason(granted)}")
         (won, *_) = asking.carry_out(Campaign(granted.lease, 0))
-        if not isinstance(won, Won):
+        if not isinstance(won, CampaignWon):
             asking.revoke(granted.lease)
             raise StoreUnavailable(f"{name} is not elected: {_reason(won)}")
         self._store, self._lease = store, granted.lease
@@ -331,4 +331,4 @@ class SharedDisk(Disk):
 
 
 def _reason(event: object) -> str:
-    return event.reason if isinstance(event, Failed) else type(event).__name__
+    return event.reason if isinstance(event, RequestFailed) else type(event).__name__

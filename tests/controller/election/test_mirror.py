@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticd.controller.election.mirror import Mirror
 from elasticd.controller.jobs.archive import PREFIX as ARCHIVE
-from elasticd.controller.leading.mirror import Mirror
 from elasticd.controller.store.interface import Changes, Delete, Put, Record
 
 KEYS = [*(f"/jobs/{number}" for number in range(4)), "/zone", *(f"{ARCHIVE}{number}" for number in range(3))]

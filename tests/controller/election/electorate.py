@@ -10,28 +10,28 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elasticd.controller.leading.machine import Election, State
-from elasticd.controller.leading.words import (
+from elasticd.controller.election.events import (
     Action,
-    Beaten,
-    Built,
     Campaign,
+    CampaignLost,
+    CampaignWon,
+    ElectionTick,
     Event,
-    Failed,
     Grant,
     Holder,
     Lead,
+    LeaderObserved,
     LeaseGone,
     LeaseGranted,
     Reign,
     Renew,
     Renewed,
+    RequestFailed,
     Revoke,
-    Seen,
     StandBy,
-    TimePassed,
-    Won,
+    StateLoaded,
 )
+from elasticd.controller.election.machine import Election, State
 from elasticd.protocol.times import leadership
 
 TIMES = leadership(5)
@@ -52,7 +52,7 @@ class ModelStore:
         self.holder_lease = 0
         self.term = 0
         self.alive = True
-        self.watchers: list[Callable[[Seen], None]] = []
+        self.watchers: list[Callable[[LeaderObserved], None]] = []
 
     def pass_time(self, now: float) -> None:
         self.now = now
@@ -72,8 +72,8 @@ class ModelStore:
         self._set(Holder(name, self.revision + 1), lease)
         return Reign(self.term, self.revision)
 
-    def look(self) -> Seen:
-        return Seen(self.holder, self.revision)
+    def look(self) -> LeaderObserved:
+        return LeaderObserved(self.holder, self.revision)
 
     def _set(self, holder: Holder | None, lease: int) -> None:
         self.revision += 1
@@ -177,10 +177,10 @@ class Electorate:
     # -- the shells
 
     def _tick(self, candidate: Candidate) -> None:
-        self.take(candidate, TimePassed(self.clock(candidate)))
+        self.take(candidate, ElectionTick(self.clock(candidate)))
         self.at(self.now + 0.1, lambda: self._tick(candidate))
 
-    def _tell_all(self, seen: Seen) -> None:
+    def _tell_all(self, seen: LeaderObserved) -> None:
         for candidate in self.candidates:
             self._later(candidate, seen)
 
@@ -188,14 +188,14 @@ class Electorate:
         delay_s = self.rng.choice((0.001, 0.01, 0.1, 0.5))
 
         def come() -> None:
-            if self.now >= candidate.cut_until or not isinstance(event, Seen):
+            if self.now >= candidate.cut_until or not isinstance(event, LeaderObserved):
                 self.take(candidate, event)
 
         self.at(self.now + delay_s, come)
 
     def take(self, candidate: Candidate, event: Event) -> None:
         if self.now < candidate.paused_until:
-            if not isinstance(event, TimePassed):
+            if not isinstance(event, ElectionTick):
                 candidate.held.append(event)
             return
         for action in candidate.election.handle(self.clock(candidate), event):
@@ -212,7 +212,7 @@ class Electorate:
                 assert reign.term > max((term for term, _ in self.terms), default=0), "terms only grow"
                 self.terms.append((reign.term, candidate.name))
                 candidate.reigns.append(reign.term)
-                self._later(candidate, Built(reign.term))
+                self._later(candidate, StateLoaded(reign.term))
             case StandBy(term):
                 assert candidate.reigns[-1] == term
 
@@ -240,7 +240,7 @@ class Electorate:
 
         if self._reaches(candidate):
             self.at(asked_at + self._delay(), reach)
-        self.at(gives_up, lambda: settle(Failed(ask, "no answer")))
+        self.at(gives_up, lambda: settle(RequestFailed(ask, "no answer")))
 
     def _answer(self, candidate: Candidate, ask: Grant | Renew | Campaign, asked_s: float) -> list[Event]:
         store = self.store
@@ -256,7 +256,7 @@ class Electorate:
                 return [Renewed(lease, TIMES.lease_s, asked_s), store.look()]
             case Campaign(lease, above):
                 reign = store.campaign(candidate.name, lease, above)
-                return [Beaten(lease)] if reign is None else [Won(lease, reign)]
+                return [CampaignLost(lease)] if reign is None else [CampaignWon(lease, reign)]
 
     def _delay(self) -> float:
         return self.rng.choice(self._delays)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from elasticd.controller.leading.candidacy import Candidacy
-from elasticd.controller.leading.hearing import Hearing
-from elasticd.controller.leading.machine import State
-from elasticd.controller.leading.records import PresenceRecord
+from elasticd.controller.election.candidacy import Candidacy
+from elasticd.controller.election.machine import State
+from elasticd.controller.election.reachability import Reachability
+from elasticd.controller.election.records import PresenceRecord
 from elasticd.controller.store.etcd import EtcdStore
 from elasticd.controller.store.etcd_connection import Access
 from elasticd.protocol.model import ServerId
@@ -19,7 +19,7 @@ def candidacy() -> Candidacy:
     access = Access(("127.0.0.1:1",))
     presence = PresenceRecord(name="me", version="0", since_s=0.0)
     stores = [EtcdStore(access, "/elasticctl/x") for _ in range(2)]
-    return Candidacy(*stores, presence, leadership(5), Hearing(60.0, 2.0), lambda: None)
+    return Candidacy(*stores, presence, leadership(5), Reachability(60.0, 2.0), lambda: None)
 
 
 def test_the_other_controllers_are_told_how_many_agents_are_heard() -> None:
@@ -27,7 +27,7 @@ def test_the_other_controllers_are_told_how_many_agents_are_heard() -> None:
     for server in (A, B, A):
         found.heard_from(server)
     assert found.turn() is None
-    assert found._asking.presence.agents_heard == 2
+    assert found._requests.presence.agents_heard == 2
 
 
 def test_a_candidacy_that_knows_of_no_reign_has_term_0_and_refuses_clients_without_an_address() -> None:

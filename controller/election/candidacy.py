@@ -17,14 +17,14 @@ from ...protocol.model import ServerId
 from ...protocol.times import BELIEVED_AGAIN_S, Leadership
 from ..records import LeaderRecord
 from ..store.interface import Deposed, If, SharedStore, StoreUnavailable
-from .asking import Asking, since_boot
-from .belief import Belief
 from .elector import Elector
+from .events import LaterTermReported, Lead, LeaderObserved, Reign, Resigned, StandBy, StateLoaded
 from .follower import Follower
-from .hearing import Hearing
 from .machine import State
+from .reachability import Reachability
 from .records import LEADING_KEY, PresenceRecord
-from .words import Built, Heard, Lead, Reign, Resigned, Seen, StandBy
+from .store_requests import ElectionRequests, since_boot
+from .term_reports import TermReportLimiter
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Candidacy:
         elections: SharedStore,
         presence: PresenceRecord,
         times: Leadership,
-        hearing: Hearing,
+        hearing: Reachability,
         wake: Callable[[], None],
     ) -> None:
         """Prepare the candidacy, which begins with `start`.
@@ -67,14 +67,14 @@ class Candidacy:
         `close` closes this connection. `wake` makes the controller's loop turn, and may be called from any thread.
         """
         self._times = times
-        self._hearing = hearing
-        self._belief = Belief(BELIEVED_AGAIN_S)
+        self._reachability = hearing
+        self._term_reports = TermReportLimiter(BELIEVED_AGAIN_S)
         self._count_s = 0.0
         self._store = store
         self._wake = wake
         self._elections = elections
-        self._asking = Asking(elections, presence, times.lease_s)
-        self._elector = Elector(self._asking, times, wake)
+        self._requests = ElectionRequests(elections, presence, times.lease_s)
+        self._elector = Elector(self._requests, times, wake)
         self._follower: Follower | None = None
         self._last: LeaderRecord | None = None
         self._won: Reign | None = None  # a reign that was won and has not begun yet
@@ -89,7 +89,7 @@ class Candidacy:
     @property
     def name(self) -> str:
         """Name of this controller."""
-        return self._asking.presence.name
+        return self._requests.presence.name
 
     @property
     def state(self) -> State:
@@ -105,12 +105,12 @@ class Candidacy:
     @property
     def present(self) -> tuple[PresenceRecord, ...]:
         """All running controllers, this one included, by name."""
-        return self._asking.present
+        return self._requests.present
 
     @property
     def trouble(self) -> str:
         """Why the store does not answer; empty if the store answers."""
-        return self._asking.trouble
+        return self._requests.trouble
 
     def leads(self) -> bool:
         """Return whether this controller leads now. Call this right before each message that only a leader may send."""
@@ -132,30 +132,30 @@ class Candidacy:
                 log.info("elected for term %d", reign.term)
         if self._won is not None:
             return self._begin(self._won)
-        self._compare_hearing()
+        self._compare_reachability()
         return None
 
     def heard_from(self, server: ServerId) -> None:
         """Record that the agent of `server` has sent a message, whether this controller leads or stands by."""
-        self._hearing.heard(since_boot(), server)
+        self._reachability.heard(since_boot(), server)
 
-    def _compare_hearing(self) -> None:
+    def _compare_reachability(self) -> None:
         """Publish how many agents this controller hears, and resign if another controller hears more (`hearing`)."""
         now = since_boot()
         if now < self._count_s:
             return
         self._count_s = now + self._times.renew_s
-        asking = self._asking
-        asking.presence = replace(asking.presence, agents_heard=self._hearing.count(now))
+        asking = self._requests
+        asking.presence = replace(asking.presence, agents_heard=self._reachability.count(now))
         others = [one for one in asking.present if one.name != self.name]
         most = max((one.agents_heard for one in others), default=0)
         reign = self._elector.reign
         if self.state is not State.LEADING or reign is None:
-            self._hearing.begin()
-        elif self._hearing.others_hear_more(now, most):
+            self._reachability.begin()
+        elif self._reachability.others_hear_more(now, most):
             heard = asking.presence.agents_heard
             best = next(one.name for one in others if one.agents_heard == most)
-            self._hearing.begin()
+            self._reachability.begin()
             self.resign(reign.term, f"it hears {heard} agents, and {best} hears {most}", self._times.rest_s)
 
     def next_deadline(self) -> float | None:
@@ -163,9 +163,9 @@ class Candidacy:
         waits = self._won is not None and not self._handing_over
         return max(0.0, self._again_s - since_boot()) if waits else None
 
-    def built(self, term: int) -> None:
+    def state_loaded(self, term: int) -> None:
         """Report that the records of `Begin` are loaded."""
-        self._elector.tell(Built(term))
+        self._elector.tell(StateLoaded(term))
 
     def resign(self, term: int, reason: str, rest_s: float = 0.0) -> None:
         """Report that the reign with this term cannot go on; other controllers go first for `rest_s` seconds."""
@@ -173,11 +173,11 @@ class Candidacy:
 
     def believes(self, server: ServerId) -> bool:
         """Return whether this leader believes the agent of `server`, which reports a later reign (`belief`)."""
-        return self._belief.believes(since_boot(), server)
+        return self._term_reports.allow(since_boot(), server)
 
     def heard(self, term: int) -> None:
         """Report that an agent knows of a reign with this term."""
-        self._elector.tell(Heard(term))
+        self._elector.tell(LaterTermReported(term))
 
     def standby(self) -> Standby:
         """Return the answer of a standby to an agent, with the addresses of the leader."""
@@ -248,7 +248,7 @@ class Candidacy:
     def _following(self) -> Follower:
         return Follower(self._store, self._see, self._wake)
 
-    def _see(self, seen: Seen) -> None:
+    def _see(self, seen: LeaderObserved) -> None:
         self._elector.tell(seen)
 
     def _follow_anew(self) -> None:

@@ -20,10 +20,10 @@ import msgspec
 from ..jobs.archive import PREFIX as ARCHIVE
 from ..records import LEADER_KEY, LeaderRecord
 from ..store.interface import AFTER_ALL, Changes, Compacted, Delete, SharedStore, StoreUnavailable, Watch
-from .asking import since_boot
+from .events import Holder, LeaderObserved
 from .mirror import Mirror
 from .records import LEADING_KEY
-from .words import Holder, Seen
+from .store_requests import since_boot
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Followed:
 class Follower:
     """Follower of one store, from its construction until `close` or the handover."""
 
-    def __init__(self, store: SharedStore, seen: Callable[[Seen], None], wake: Callable[[], None]) -> None:
+    def __init__(self, store: SharedStore, seen: Callable[[LeaderObserved], None], wake: Callable[[], None]) -> None:
         """Start the thread.
 
         The thread calls `seen` whenever the leader changes, and `wake` when `followed` is set or the thread fails.
@@ -101,7 +101,7 @@ class Follower:
             mirror, listed = self._listed(beginning.revision)
             self._tell(mirror.value(LEADER_KEY))
             held = [Holder(record.value.decode(), record.mod_revision) for record in beginning.records]
-            self._seen(Seen(held[0] if held else None, beginning.revision))
+            self._seen(LeaderObserved(held[0] if held else None, beginning.revision))
             while not self._closed.is_set():
                 changes = watch.next(POLL_S)
                 if changes is not None:
@@ -141,7 +141,7 @@ class Follower:
         for write in changes.writes:
             if write.key == LEADING_KEY:
                 holder = None if isinstance(write, Delete) else Holder(write.value.decode(), changes.revision)
-                self._seen(Seen(holder, changes.revision))
+                self._seen(LeaderObserved(holder, changes.revision))
             elif write.key == LEADER_KEY and not isinstance(write, Delete):
                 self._tell(write.value)
 

@@ -9,23 +9,23 @@ import msgspec
 
 from ..records import LEADER_KEY, LeaderRecord
 from ..store.interface import If, Put, PutLeased, SharedStore, StoreUnavailable
-from .records import LEADING_KEY, PRESENT, PresenceRecord
-from .words import (
+from .events import (
     Ask,
-    Beaten,
     Campaign,
+    CampaignLost,
+    CampaignWon,
     Event,
-    Failed,
     Grant,
     Holder,
+    LeaderObserved,
     LeaseGone,
     LeaseGranted,
     Reign,
     Renew,
     Renewed,
-    Seen,
-    Won,
+    RequestFailed,
 )
+from .records import LEADING_KEY, PRESENT, PresenceRecord
 
 
 def since_boot() -> float:
@@ -33,7 +33,7 @@ def since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Asking:
+class ElectionRequests:
     """Requests of one controller's election to the store. `presence` describes the controller to the others."""
 
     def __init__(self, store: SharedStore, presence: PresenceRecord, lease_s: int) -> None:
@@ -45,7 +45,7 @@ class Asking:
         self.trouble = ""  # why the store did not answer the last request; "" if the store answered
 
     def carry_out(self, ask: Ask) -> list[Event]:
-        """Send the request `ask` to the store, and return the events that result: `Failed` without an answer."""
+        """Send the request `ask` to the store, and return the events that result: `RequestFailed` without an answer."""
         try:
             match ask:
                 case Grant():
@@ -56,7 +56,7 @@ class Asking:
                     found = [self._campaign(lease, above)]
         except StoreUnavailable as error:
             self.trouble = str(error)
-            return [Failed(ask, str(error))]
+            return [RequestFailed(ask, str(error))]
         self.trouble = ""
         return found
 
@@ -92,12 +92,12 @@ class Asking:
         self._store.claim((), (PutLeased(PRESENT + presence.name, msgspec.msgpack.encode(presence), lease),))
         self._told = presence
 
-    def _look(self) -> Seen:
+    def _look(self) -> LeaderObserved:
         """Return the controller that leads, and refresh the list `present` of running controllers."""
         listing = self._store.list(LEADING_KEY)
         holder = next((Holder(one.value.decode(), one.mod_revision) for one in listing.records), None)
         self.present = tuple(_present(record.value) for record in self._store.list(PRESENT).records)
-        return Seen(holder, listing.revision)
+        return LeaderObserved(holder, listing.revision)
 
     def _campaign(self, lease: int, above: int) -> Event:
         found = self._store.get(LEADER_KEY)
@@ -113,7 +113,7 @@ class Asking:
             Put(LEADER_KEY, msgspec.msgpack.encode(record)),
         )
         revision = self._store.claim(conditions, writes)
-        return Beaten(lease) if revision is None else Won(lease, Reign(term, revision))
+        return CampaignLost(lease) if revision is None else CampaignWon(lease, Reign(term, revision))
 
 
 def _present(value: bytes) -> PresenceRecord:

@@ -56,7 +56,7 @@ class LeaseGone:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LeaderObserved:
     """The controller `holder` leads as of `revision` of the store; None: no controller leads."""
 
     holder: Holder | None
@@ -64,7 +64,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Won:
+class CampaignWon:
     """This controller has won its campaign: the leadership key is bound to its lease, and the term is recorded."""
 
     lease: int
@@ -72,14 +72,14 @@ class Won:
 
 
 @dataclass(frozen=True)
-class Beaten:
+class CampaignLost:
     """Another controller was faster: the campaign with this lease is lost."""
 
     lease: int
 
 
 @dataclass(frozen=True)
-class Failed:
+class RequestFailed:
     """The store has not answered the request `what`, of which the outcome is unknown."""
 
     what: Ask
@@ -87,7 +87,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Built:
+class StateLoaded:
     """This controller has loaded all records of the earlier reigns, and begins to act."""
 
     term: int
@@ -106,14 +106,14 @@ class Resigned:
 
 
 @dataclass(frozen=True)
-class Heard:
+class LaterTermReported:
     """An agent has reported a reign with this term."""
 
     term: int
 
 
 @dataclass(frozen=True)
-class TimePassed:
+class ElectionTick:
     """`next_deadline` has come. The controller's loop, which acts as the leader, last turned at `turned_s`."""
 
     turned_s: float
@@ -125,7 +125,18 @@ class Closed:
 
 
 Event: TypeAlias = (
-    LeaseGranted | Renewed | LeaseGone | Seen | Won | Beaten | Failed | Built | Resigned | Heard | TimePassed | Closed
+    LeaseGranted
+    | Renewed
+    | LeaseGone
+    | LeaderObserved
+    | CampaignWon
+    | CampaignLost
+    | RequestFailed
+    | StateLoaded
+    | Resigned
+    | LaterTermReported
+    | ElectionTick
+    | Closed
 )
 
 # ------------------------------------------------------------------------------------------------------------------ actions

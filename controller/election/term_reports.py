@@ -14,7 +14,7 @@ from __future__ import annotations
 from ...protocol.model import ServerId
 
 
-class Belief:
+class TermReportLimiter:
     """Record of the reports that one controller has believed, across its reigns. Times: a monotonic clock (seconds)."""
 
     def __init__(self, again_s: float) -> None:
@@ -22,7 +22,7 @@ class Belief:
         self._again_s = again_s
         self._believed_s: dict[ServerId, float] = {}
 
-    def believes(self, now: float, server: ServerId) -> bool:
+    def allow(self, now: float, server: ServerId) -> bool:
         """Return whether the leader believes the agent of `server`, which reports a later reign, and note a belief."""
         self._believed_s = {one: then for one, then in self._believed_s.items() if now - then < self._again_s}
         if server in self._believed_s:

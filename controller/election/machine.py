@@ -33,30 +33,30 @@ from dataclasses import dataclass
 
 from ...protocol.errors import InvalidTransition
 from ...protocol.times import Leadership
-from .words import (
+from .events import (
     Action,
     Ask,
-    Beaten,
-    Built,
     Campaign,
+    CampaignLost,
+    CampaignWon,
     Closed,
+    ElectionTick,
     Event,
-    Failed,
     Grant,
-    Heard,
     Holder,
+    LaterTermReported,
     Lead,
+    LeaderObserved,
     LeaseGone,
     LeaseGranted,
     Reign,
     Renew,
     Renewed,
+    RequestFailed,
     Resigned,
     Revoke,
-    Seen,
     StandBy,
-    TimePassed,
-    Won,
+    StateLoaded,
 )
 
 
@@ -108,9 +108,9 @@ class Election:
         self._times = times
         self._state = State.FOLLOWING
         self._lease: _Lease | None = None
-        self._asking: Ask | None = None
+        self._requests: Ask | None = None
         self._ask_s = now  # when to request or renew the lease
-        self._seen: Seen | None = None
+        self._seen: LeaderObserved | None = None
         self._reign: Reign | None = None
         self._won_s = now
         self._above = 0  # the highest term reported to this controller
@@ -141,11 +141,11 @@ class Election:
         return self._lease.until_s
 
     def next_deadline(self) -> float | None:
-        """Return when `TimePassed` is due if no event comes before (CLOCK_BOOTTIME, seconds); None: no deadline."""
+        """Return when `ElectionTick` is due if no event comes before (CLOCK_BOOTTIME, seconds); None: no deadline."""
         if self._closed:
             return None
         found = [self._lease.until_s] if self._lease is not None else []
-        if self._asking is None:
+        if self._requests is None:
             found.append(self._ask_s)
         if self._reign is not None:
             found.append(self._turned_s + self._times.stall_s)
@@ -175,31 +175,31 @@ class Election:
                 self._answered(Renew)
                 if self._lease is not None and self._lease.id == lease:
                     self._lose(now, actions, "the store has ended its lease", revoke=False)
-            case Seen():
+            case LeaderObserved():
                 self._see(now, actions, event)
-            case Won(lease, reign):
+            case CampaignWon(lease, reign):
                 self._answered(Campaign)
                 self._win(now, actions, lease, reign)
-            case Beaten(lease):
+            case CampaignLost(lease):
                 self._answered(Campaign)
                 if self._state is State.CAMPAIGNING and self._lease is not None and self._lease.id == lease:
                     self._move(Cause.BEATEN)
                     self._seen = None  # the new leader is not known yet
-            case Failed(what):
+            case RequestFailed(what):
                 self._answered(type(what))
                 self._fail(now, actions, what)
-            case Built(term):
+            case StateLoaded(term):
                 if self._reign is not None and self._reign.term == term:
                     self._move(Cause.BUILT)
             case Resigned(term, reason, rest_s):
                 if self._reign is not None and self._reign.term == term:
                     self._lose(now, actions, reason)
                     self._rest_until_s = now + rest_s
-            case Heard(term):
+            case LaterTermReported(term):
                 self._above = max(self._above, term)
                 if self._reign is not None and term > self._reign.term:
                     self._lose(now, actions, f"there is a leader with term {term}")
-            case TimePassed(turned_s):
+            case ElectionTick(turned_s):
                 self._turned_s = turned_s
                 self._look_at_times(now, actions)
             case Closed():
@@ -212,8 +212,8 @@ class Election:
     # -- events
 
     def _answered(self, kind: type[Ask]) -> None:
-        if isinstance(self._asking, kind):
-            self._asking = None
+        if isinstance(self._requests, kind):
+            self._requests = None
 
     def _hold(self, now: float, lease: int, ttl_s: float, asked_s: float) -> None:
         until_s = asked_s + ttl_s - self._times.margin_s
@@ -223,7 +223,7 @@ class Election:
         self._lease = _Lease(lease, asked_s, until_s)
         self._ask_s = asked_s + self._times.renew_s
 
-    def _see(self, now: float, actions: list[Action], seen: Seen) -> None:
+    def _see(self, now: float, actions: list[Action], seen: LeaderObserved) -> None:
         if self._seen is not None and seen.revision < self._seen.revision:
             return
         self._seen = seen
@@ -273,7 +273,7 @@ class Election:
     # -- next request
 
     def _go_on(self, now: float, actions: list[Action]) -> None:
-        if self._asking is not None:
+        if self._requests is not None:
             return
         if self._lease is None:
             ask: Ask | None = Grant() if now >= self._ask_s else None
@@ -283,7 +283,7 @@ class Election:
         else:
             ask = Renew(self._lease.id) if now >= self._ask_s else None
         if ask is not None:
-            self._asking = ask
+            self._requests = ask
             actions.append(ask)
 
     def _may_campaign(self, now: float) -> bool:

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from ...protocol.model import ServerId
 
 
-class Hearing:
+class Reachability:
     """Agents that one controller hears, as a leader or a standby. Times are of a monotonic clock (seconds)."""
 
     def __init__(self, window_s: float, patience_s: float) -> None:

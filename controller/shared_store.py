@@ -12,9 +12,9 @@ from ..protocol.times import HEARD_WITHIN, HEARS_FEWER_FOR
 from ..runtime.directories import write_secret
 from ..runtime.keys import HIDDEN_FILE, JobKeys
 from .config import ControllerConfig
-from .leading.candidacy import Candidacy
-from .leading.hearing import Hearing
-from .leading.records import JOB_KEYS_KEY, PresenceRecord
+from .election.candidacy import Candidacy
+from .election.reachability import Reachability
+from .election.records import JOB_KEYS_KEY, PresenceRecord
 from .sealing import FOREIGN, Seals
 from .store import If, Put
 from .store.etcd import EtcdStore
@@ -35,11 +35,11 @@ def presence_of(options: ControllerConfig, since_s: float) -> PresenceRecord:
     )
 
 
-def hearing_of(options: ControllerConfig) -> Hearing:
+def hearing_of(options: ControllerConfig) -> Reachability:
     """Return the count of agents heard, with times so short that a leader cut off from agents resigns before their servers
     are lost."""
     lease_s = options.server_lease_s
-    return Hearing(lease_s * HEARD_WITHIN, lease_s * HEARS_FEWER_FOR)
+    return Reachability(lease_s * HEARD_WITHIN, lease_s * HEARS_FEWER_FOR)
 
 
 def shared_job_keys(store: EtcdStore, seals: Seals, state: Path) -> JobKeys:

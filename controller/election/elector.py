@@ -14,23 +14,23 @@ from collections import deque
 from collections.abc import Callable
 
 from ...protocol.times import Leadership
-from .asking import Asking, since_boot
-from .machine import Election, State
-from .words import (
+from .events import (
     Action,
     Campaign,
     Closed,
+    ElectionTick,
     Event,
-    Failed,
     Grant,
     Holder,
     Lead,
     Reign,
     Renew,
+    RequestFailed,
     Revoke,
     StandBy,
-    TimePassed,
 )
+from .machine import Election, State
+from .store_requests import ElectionRequests, since_boot
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +40,12 @@ CLOSED_WITHIN_S = 5.0
 class Elector:
     """Participation of one controller in the election. All public methods are for other threads."""
 
-    def __init__(self, asking: Asking, times: Leadership, wake: Callable[[], None]) -> None:
+    def __init__(self, asking: ElectionRequests, times: Leadership, wake: Callable[[], None]) -> None:
         """Prepare the thread, which begins with `start`.
 
         The thread calls `wake` when `notice` has an order, and when the thread fails.
         """
-        self._asking = asking
+        self._requests = asking
         self._election = Election(times, since_boot())
         self._wake = wake
         self._turned_s = since_boot()
@@ -127,7 +127,7 @@ class Elector:
         try:
             return self._told.get(timeout=wait_s)
         except queue.Empty:
-            return TimePassed(self._turned_s)
+            return ElectionTick(self._turned_s)
 
     def _carry_out(self, actions: list[Action]) -> list[Event]:
         for action in actions:  # before any request to the store, which may take a while
@@ -138,9 +138,9 @@ class Elector:
         for action in actions:
             match action:
                 case Grant() | Renew() | Campaign():
-                    found += self._asking.carry_out(action)
+                    found += self._requests.carry_out(action)
                 case Revoke(lease):
-                    self._asking.revoke(lease)
+                    self._requests.revoke(lease)
                 case Lead() | StandBy():
                     pass
         self._tell_trouble(found)
@@ -148,7 +148,7 @@ class Elector:
 
     def _tell_trouble(self, found: list[Event]) -> None:
         """Log once that the store has stopped answering, and once that it answers again."""
-        failed = next((event for event in found if isinstance(event, Failed)), None)
+        failed = next((event for event in found if isinstance(event, RequestFailed)), None)
         if failed is not None and not self._trouble:
             log.warning("the store does not answer: %s", failed.reason)
             self._trouble = failed.reason
