@@ -125,7 +125,7 @@ class Sources:
     @functools.cached_property
     def saved(self) -> frozenset[str]:
         """Variables of the loop's file that go into saved files (`save_calls`)."""
-        return frozenset() if self._first is None else saved_names(self._first.tree)
+        return frozenset() if self._first is None else saved_names(self._first.tree, self._scope)
 
     @property
     def trees(self) -> list[ast.Module]:

@@ -23,7 +23,8 @@ workers compute the checked micro-batch: one more body.
 *The verdict* is that of a comparison of replicas (`state.verdict`): the minority ends, or the job fails if there is
 none. But new workers have no vote against the workers that have given them the state, in the whole generation in which
 they have joined, however many they are: a new worker that differs ends with `exits.UNLIKE`, and the others train on
-without it (`dismiss`).
+without it (`dismiss`). The job fails (`disagree`) if workers that have trained together differ in a value on which, by
+the script's source, the loss depends: gradients of earlier steps, which every worker has applied, may be wrong, too.
 
 Other participants of the step's letters may also reveal a wrong new worker: a hyperparameter that its script has
 derived from a counter, or calls that it has left out. These raise UserError on all workers alike. In the new workers'
@@ -38,7 +39,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -71,6 +72,9 @@ PROVEN_AFTER, PROVEN_LATE, PROOF_S = 2, 10, 60.0
 SHARE = 200  # the time between two looks of later checks, in times of one look
 SHARE_OF_EPOCH = 20  # the same, for the look in each epoch's second step: many values begin to change with an epoch
 CHECKS_OF_A_CHANGE = 2
+CHECKS_OF_A_DRIFT = (
+    16  # a script may use the value in some steps only, such as a penalty in each fourth or sixteenth one
+)
 SAMPLES, GRADIENT = "the samples", "the gradient"
 
 
@@ -122,6 +126,7 @@ class CrossCheck:
         self._changing: frozenset[str] = frozenset()  # names that have been seen to change in this generation
         self._wants_checks = False  # one that matters has begun to, which the others do not know yet
         self._checks_due = 0
+        self._drifted: frozenset[str] = frozenset()  # names that were checked in the steps after they had differed
         self._looks: dict[int, tuple[Reach, Reach | None]] = {}  # looks of the workers that have taken one, by rank
         self._look: list[Any] | None = None  # this worker's `Looking.plain` at the beginning of such a step
         self._samples = 0
@@ -142,6 +147,7 @@ class CrossCheck:
         self._proven_after, self._extends_proofs = PROVEN_AFTER, entered.extends_proofs
         self._watched = False
         self._changing, self._wants_checks, self._checks_due = frozenset(), False, 0
+        self._drifted = frozenset()
         self._newcomers = frozenset(transfer.target_rank for transfer in entered.transfers)
         self._virtual_worker = None
 
@@ -267,12 +273,16 @@ class CrossCheck:
         entries = [told[rank]["entries"] if rank in told else None for rank in range(len(letters))]
         verdict = judge(entries, self._newcomers)
         if verdict is not None:
-            self.carry_out(verdict, self._newcomers, self._sentence(verdict, part.step))
+            text, of_script = self._sentence(verdict, part.step)
+            if of_script and not self._proving:
+                self.disagree(text)
+            self.carry_out(verdict, self._newcomers, text)
         elif self._proving and not self._refuse_derived(part.step) and not self._refuse_lost(part.step):
             self._remark_on_looks()
             self._extend_proof(bool(told[self._giver]["in_time"]))
         elif not self._proving:
             self._refuse_drift(part.step)
+            self._check_drift()
             self._remark_on_drift()
 
     def carry_out(self, verdict: Verdict, newcomers: frozenset[int], text: str) -> None:
@@ -309,8 +319,9 @@ class CrossCheck:
         """End the job's workers: workers that have trained together differ in a value for which no majority can decide."""
         self._end(exits.DISAGREED, text)
 
-    def _sentence(self, verdict: Verdict, step: int) -> str:
-        """Describe the difference.
+    def _sentence(self, verdict: Verdict, step: int) -> tuple[str, bool]:
+        """Describe the difference. Returns also whether the workers' scripts keep different values on which, by their
+        source, the loss depends: other steps since the last check may then be wrong on all workers.
 
         Called by all workers in the same step: if none of them has taken a look, all do now.
         """
@@ -321,7 +332,8 @@ class CrossCheck:
         one, other = self._two_of(verdict)
         if not self._looks.keys() >= {one, other}:
             self._look_now()
-        why = self._of_draws(one, other) or self._explain(one, other)
+        why, found = self._explain(one, other)
+        why = self._of_draws(one, other) or why
         if verdict.entry == SAMPLES:
             changed = self._looking.changed_in_data(sys._getframe())
             if changed:
@@ -330,7 +342,7 @@ class CrossCheck:
                 why = f"{text}: derive it from the epoch in the dataset's set_epoch(epoch)"
             elif why.startswith(advice.UNSEEN):
                 why = "the data differ. Give all servers the same files, in the same order (sort lists of files)"
-        return f"{begin}; {why}"
+        return f"{begin}; {why}", any(map(self._looking.carries, found))
 
     def also_differs(self, verdict: Verdict) -> str:
         """Return a sentence about values that the scripts keep themselves, to add to a difference of states; "" if they
@@ -339,7 +351,7 @@ class CrossCheck:
         Called by all workers in the same step.
         """
         self._look_now()
-        why = self._explain(*self._two_of(verdict))
+        why, _ = self._explain(*self._two_of(verdict))
         return "" if why.startswith(advice.UNSEEN) else f". The script keeps values that differ, too: {why}"
 
     def _two_of(self, verdict: Verdict) -> tuple[int, int]:
@@ -356,12 +368,14 @@ class CrossCheck:
         """
         return next(rank for rank in range(len(self._names)) if rank not in self._newcomers)
 
-    def _explain(self, one: int, other: int) -> str:
-        """Explain by the names under which their scripts keep different values why these two workers' results differ."""
+    def _explain(self, one: int, other: int) -> tuple[str, list[Difference]]:
+        """Explain by the names under which their scripts keep different values why these two workers' results differ.
+        Returns also the values.
+        """
         if one not in self._looks or other not in self._looks:
-            return advice.UNSEEN
+            return advice.UNSEEN, []
         names = self._names[one], self._names[other]
-        return self._looking.explain(self._looks[one][0], self._looks[other][0], names)[0]
+        return self._looking.explain(self._looks[one][0], self._looks[other][0], names)
 
     def _of_draws(self, one: int, other: int) -> str:
         """Explain the difference by random numbers drawn in a loop body that reads its worker's place; else "".
@@ -462,23 +476,37 @@ class CrossCheck:
             names = self._names[giver], self._names[rank]
             self._remarks.on_newcomer(self._looks[giver][0], self._looks[rank][0], names)
 
+    def _drifts(self) -> Iterator[tuple[int, list[Difference]]]:
+        """Yield the ranks of which this step's letters have looks, with the values that differ from the giver's.
+
+        Called by all workers in the same step.
+        """
+        if self._giver in self._looks:
+            given = self._looks[self._giver][0]
+            for rank in sorted(self._looks.keys() - {self._giver}):
+                yield rank, self._looking.lost(given, self._looks[rank][0])
+
     def _refuse_drift(self, step: int) -> None:
         """End the job's workers if the bodies of two have changed the dataset in different ways: samples depend on it.
 
-        Called by all workers in the same step. Entries that only one of two mappings has do not count: of a cache.
+        Entries that only one of two mappings has do not count: of a cache.
         """
-        if self._giver not in self._looks:
-            return
-        given = self._looks[self._giver][0]
-        for rank in sorted(self._looks.keys() - {self._giver}):
-            found = [each for each in self._looking.lost(given, self._looks[rank][0]) if not _is_of_a_mapping(each)]
-            found = [each for each in found if self._looking.is_changed_data(each)]
+        for rank, lost in self._drifts():
+            found = [each for each in lost if not _is_of_a_mapping(each) and self._looking.is_changed_data(each)]
             if found:
                 names = self._names[self._giver], self._names[rank]
                 self.disagree(
                     f"step {step}: {self._workers[rank]} differs from {self._workers[self._giver]} in what the loop has "
                     f"changed in the dataset; {self._looking.sentences(found, names)}"
                 )
+
+    def _check_drift(self) -> None:
+        """Have the next steps checked if a value of two workers differs on which the loss depends."""
+        for _, lost in self._drifts():
+            news = {each.name for each in lost if each.name not in self._drifted and self._looking.carries(each)}
+            if news:
+                self._drifted |= news
+                self._checks_due = CHECKS_OF_A_DRIFT
 
     def _remark_on_drift(self) -> None:
         """Remark on values that the bodies of two workers have changed in different ways."""

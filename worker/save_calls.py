@@ -14,11 +14,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FrameType
 
 from .own_code import directories, is_own_file
-from .syntax import PARSED, children, parse, walk
+from .syntax import PARSED, Function, bound_names, children, parameters, parse, statements, walk
 
 _LEADER = re.compile(r"\b(is_)?(leader|leads|master|main|chief)\b|rank\b|main_process\b|_zero\b")
 _KEEPING = frozenset({"dict", "list", "tuple", "vars", "float", "int", "sum", "min", "max", "len", "copy", "deepcopy"})
-ROUNDS = 4  # number of assignments that are followed backwards
+_OF_FUNCTION = ":"  # between the name of a function and that of its variable
+ROUNDS = 8  # number of assignments, calls and returns that are followed backwards
 
 _Block = Sequence[ast.stmt]
 
@@ -117,34 +118,152 @@ def _truths(test: ast.expr) -> Iterator[str]:
                 yield from _truths(value)
 
 
-def saved_names(tree: ast.Module) -> frozenset[str]:
+def saved_names(tree: ast.Module, scope: ast.AST | None = None) -> frozenset[str]:
     """Return the variables and attributes (`history`, `self.best`) that determine saved files.
 
     These are the arguments of `.save(what, path)`, or of a function of the script that passes its argument to it; and
     the conditions under which it is called or the loop over epochs is left. Calls that only the leader reaches do not
     count.
+
+    scope: the function that contains the loop; by default the module. A variable that another function binds is not the
+    loop's variable of the same name, but its value may be an argument of the loop's.
     """
-    leaders = _of_leader(tree)
-    savers = {
-        node.name
-        for node in walk(tree)
-        if isinstance(node, ast.FunctionDef)
-        and any(_reads(call.args[0]) & {each.arg for each in node.args.args} for call, _ in _calls(node, (), {"save"}))
-    }
-    found: set[str] = set()
-    for call, tests in _calls(tree, (), {"save"} | savers):
-        if not any(call.lineno in lines for lines in leaders):
-            for node in (*call.args, *(each.value for each in call.keywords), *tests):
-                found.update(_kept(node))
-    for test in _ends(tree):
-        found.update(_kept(test))
-    bindings = list(_bindings(tree))
-    for _ in range(ROUNDS):
-        more = {name for bound, value in bindings if is_part(bound, found) for name in _kept(value)}
-        if more <= found:
-            break
-        found |= more
-    return frozenset(found)
+    return frozenset(name for name in _Saved(tree, scope or tree).names if _OF_FUNCTION not in name)
+
+
+class _Saved:
+    """The variables that determine saved files. A variable of a function without the loop has that function's name in
+    front of its own.
+    """
+
+    def __init__(self, tree: ast.Module, scope: ast.AST) -> None:
+        self._functions: dict[str, list[tuple[Function, bool]]] = {}  # by name, each with whether it is a method
+        self._prefixes: dict[int, str] = {}  # of variables, by the identity of their nodes
+        self._resolve(tree, scope, {}, is_method=False)
+        leaders = _of_leader(tree)
+        savers = {
+            name
+            for name, functions in self._functions.items()
+            for node, _ in functions
+            if any(
+                _reads(call.args[0]) & {each.arg for each in parameters(node)} for call, _ in _calls(node, (), {"save"})
+            )
+        }
+        found: set[str] = set()
+        for call, tests in _calls(tree, (), {"save"} | savers):
+            if not any(call.lineno in lines for lines in leaders):
+                values = (*call.args, *(each.value for each in call.keywords)) if _called(call) == "save" else ()
+                for node in (*values, *tests):
+                    found.update(self._kept(node))
+        for test in _ends(tree):
+            found.update(self._kept(test))
+        bindings = [*self._bindings(tree), *self._arguments(tree), *self._returns()]
+        for _ in range(ROUNDS):
+            more = {name for bound, value in bindings if is_part(bound, found) for name in self._kept(value)}
+            if more <= found:
+                break
+            found |= more
+        self.names = found
+
+    def _resolve(self, node: ast.AST, scope: ast.AST, prefixes: Mapping[str, str], is_method: bool) -> None:
+        """Find the functions, and whose variable each name in this part of the tree is.
+
+        prefixes: for variables of the functions around it. is_method: a class is around it, and no function in between.
+        """
+        if isinstance(node, Function):
+            self._functions.setdefault(node.name, []).append((node, is_method))
+            own = bound_names(node)
+            prefixes = {name: prefix for name, prefix in prefixes.items() if name not in own}
+            if not any(each is scope for each in walk(node)):
+                shared = {each.arg for each in parameters(node)[: int(is_method)]}  # the object itself, in all methods
+                prefixes |= dict.fromkeys(own - shared, f"{node.name}{_OF_FUNCTION}")
+        if isinstance(node, ast.Name) and node.id in prefixes:
+            self._prefixes[id(node)] = prefixes[node.id]
+        for child in children(node):
+            self._resolve(child, scope, prefixes, isinstance(node, ast.ClassDef))
+
+    def _arguments(self, tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+        """Yield parameters of the script's functions with the values that calls pass."""
+        for call in walk(tree):
+            if not isinstance(call, ast.Call):
+                continue
+            name = _called(call)
+            for function, is_method in self._functions.get(name, ()):
+                names = [each.arg for each in parameters(function)][int(is_method) :]
+                pairs = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
+                yield from ((f"{name}{_OF_FUNCTION}{one}", value) for one, value in pairs if one is not None)
+
+    def _returns(self) -> Iterator[tuple[str, ast.expr]]:
+        """Yield the name of each of the script's functions as a variable, with the values that the function returns."""
+        for name, functions in self._functions.items():
+            for node in (each for function, _ in functions for each in statements(function.body)):
+                if isinstance(node, ast.Return) and node.value is not None:
+                    yield f"{name}{_OF_FUNCTION}", node.value
+
+    def _bindings(self, tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+        """Yield variables with the values that they or their items are bound to or load, and with the conditions around
+        the binding.
+        """
+        for node in walk(tree):
+            if isinstance(node, ast.If):
+                for each in walk(node):
+                    if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                        yield self._path(each), node.test
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    for part, value in _pairs(target, node.value):
+                        if path := self._path(part):
+                            yield path, value
+            match node:
+                case ast.Call(func=ast.Attribute(value=owner, attr="load_state_dict"), args=[value, *_]):
+                    yield self._path(owner), value
+
+    def _path(self, node: ast.expr) -> str:
+        """Return a variable, or an attribute of one, up to the first item: `self.log` of `self.log[0].x`. "": the node is
+        neither.
+        """
+        names: list[str] = []
+        while isinstance(node, ast.Subscript | ast.Attribute):
+            names = [node.attr, *names] if isinstance(node, ast.Attribute) else []
+            node = node.value
+        return ".".join([self._prefixes.get(id(node), "") + node.id, *names]) if isinstance(node, ast.Name) else ""
+
+    def _kept(self, node: ast.AST) -> Iterator[str]:
+        """Yield the variables and attributes of which an expression contains the values, as opposed to arguments of
+        computations.
+        """
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and (path := self._path(node)):
+            yield path
+            if isinstance(node, ast.Subscript):
+                yield from self._kept(node.slice)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
+            yield from self._kept(node.func.value)  # for example `x.state_dict()`
+            if node.func.attr in self._functions:
+                yield f"{node.func.attr}{_OF_FUNCTION}"
+        elif isinstance(node, ast.Call):
+            name = _called(node)
+            for each in (*node.args, *(each.value for each in node.keywords)) if name in _KEEPING else ():
+                yield from self._kept(each)
+            if name in self._functions:
+                yield f"{name}{_OF_FUNCTION}"
+        else:
+            for child in children(node):
+                yield from self._kept(child)
+
+
+def _called(call: ast.Call) -> str:
+    """Return the name of the called function or method. "": the source has no name for it."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the variables that an assignment binds, each with its value, or with the value that contains it."""
+    if not isinstance(target, ast.Tuple | ast.List):
+        yield target, value
+        return
+    values = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else None
+    for number, each in enumerate(target.elts):
+        yield from _pairs(each, value if values is None else values[number])
 
 
 def _ends(tree: ast.Module) -> Iterator[ast.expr]:
@@ -165,7 +284,7 @@ def _calls(
 ) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...]]]:
     """Yield each call with arguments of a function or method with one of these names, with the conditions around it."""
     match node:
-        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[_, *_]) if name in names:
+        case ast.Call(args=[_, *_]) if _called(node) in names:
             yield node, tests
     if isinstance(node, ast.If):
         tests = (*tests, node.test)
@@ -173,58 +292,9 @@ def _calls(
         yield from _calls(child, tests, names)
 
 
-def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Yield variables with the values that they or their items are bound to or load, and with the conditions around
-    the binding.
-    """
-    for node in walk(tree):
-        if isinstance(node, ast.If):
-            for name in {
-                each.id for each in walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-            }:
-                yield name, node.test
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if path := _path(target):
-                    yield path, node.value
-        match node:
-            case ast.Call(func=ast.Attribute(value=owner, attr="load_state_dict"), args=[value, *_]):
-                yield _path(owner), value
-
-
 def is_part(name: str, names: Collection[str]) -> bool:
     """Return whether a name is one of these names, contains one, or belongs to one. `a.b` belongs to `a`."""
     return any(name == each or name.startswith(f"{each}.") or each.startswith(f"{name}.") for each in names)
-
-
-def _path(node: ast.expr) -> str:
-    """Return a variable, or an attribute of one, up to the first item: `self.log` of `self.log[0].x`. "": the node is
-    neither.
-    """
-    names: list[str] = []
-    while isinstance(node, ast.Subscript | ast.Attribute):
-        names = [node.attr, *names] if isinstance(node, ast.Attribute) else []
-        node = node.value
-    return ".".join([node.id, *names]) if isinstance(node, ast.Name) else ""
-
-
-def _kept(node: ast.AST) -> Iterator[str]:
-    """Yield the variables and attributes of which an expression contains the values, as opposed to arguments of
-    computations.
-    """
-    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and (path := _path(node)):
-        yield path
-        if isinstance(node, ast.Subscript):
-            yield from _kept(node.slice)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
-        yield from _kept(node.func.value)  # for example `x.state_dict()`
-    elif isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        for each in (*node.args, *(each.value for each in node.keywords)) if name in _KEEPING else ():
-            yield from _kept(each)
-    else:
-        for child in children(node):
-            yield from _kept(child)
 
 
 def _reads(node: ast.AST) -> set[str]:

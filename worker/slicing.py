@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from .assigned import MUTATING
 from .kept import Difference, Kind, is_function_type, path_of_function
-from .syntax import children, imports, walk
+from .syntax import Function, bound_names, children, imports, parameters, statements, stored_names, walk
 
 _APPENDS = frozenset({"add", "append", "appendleft", "extend", "extendleft", "push", "put", "insert"})
 _EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
@@ -34,7 +34,6 @@ _SEEDS = frozenset({"manual_seed", "manual_seed_all", "seed", "seed_all", "seed_
 _CALLED = ("forward", "__call__")
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
 _ARGUMENT = re.compile(r"(\w+)\((\w+)\)(?:\[([^\]]*)\])?")
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Leaving = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
@@ -86,7 +85,7 @@ class Slice:
         """trees: the script's files, the one with the loop first. loop_scope: the function or module that contains it."""
         self._places = loop_scope, trees[0]
         self._trees = trees
-        self._globals = {tree: _stored(tree.body) for tree in trees}
+        self._globals = {tree: stored_names(tree.body) for tree in trees}
         self._imported = dict(pair for tree in trees for pair in imports(tree))  # the original name of each
         self._iterables: set[ast.AST] = set()  # in headers of loops
         self._changes: dict[Key, list[Change]] = defaultdict(list)
@@ -220,7 +219,7 @@ class Slice:
                 keys.append(Key(self._functions[key], argument))
             for change in self._changes.get(key, ()):
                 for function in self._functions_in(change):
-                    names = [each.arg for each in _arguments(function)]
+                    names = [each.arg for each in parameters(function)]
                     if argument == "args" and item is not None and item.isdigit():
                         keys += [Key(function, name) for name in names[int(item) :][:1]]
                     elif item is not None:
@@ -237,16 +236,18 @@ class Slice:
 
     def _declare(self, body: Iterable[ast.stmt], scope: _Scope, of_class: str | None) -> None:
         """Find functions, methods and classes."""
-        for node in _statements(body):
+        for node in statements(body):
             if isinstance(node, ast.ClassDef):
                 self._classes[node.name] = node
                 self._attributes[node.name] = set(_attributes(node))
                 self._declare(node.body, scope, node.name)
-            elif isinstance(node, _Function):
-                arguments = [each.arg for each in _arguments(node)]
+            elif isinstance(node, Function):
+                arguments = [each.arg for each in parameters(node)]
                 own = arguments[0] if of_class and arguments else ""
                 path = (*scope.path, *([of_class] if of_class else ()), node.name)
-                inner = _Scope(node, frozenset(_bound(node)), scope, of_class or scope.of_class, own or scope.own, path)
+                inner = _Scope(
+                    node, frozenset(bound_names(node)), scope, of_class or scope.of_class, own or scope.own, path
+                )
                 self._scopes[node] = inner
                 if of_class:
                     self._methods[node.name].append((of_class, inner))
@@ -292,7 +293,7 @@ class Slice:
                 for each in cases:
                     guards = () if each.guard is None else (each.guard,)
                     self._block(each.body, scope, (*tests, subject, *guards))
-        if isinstance(node, _Function | ast.ClassDef):
+        if isinstance(node, Function | ast.ClassDef):
             return  # functions and methods are read by themselves
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             self._iterables.add(tests[-1])
@@ -408,7 +409,7 @@ class Slice:
     def _bind_arguments(self, call: ast.Call, scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
         """Note that the arguments of a call become the parameters of the script's own functions."""
         for function, skipped in self._called(call, scope):
-            names = [each.arg for each in _arguments(function.node)][skipped:]
+            names = [each.arg for each in parameters(function.node)][skipped:]
             pairs = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
             for name, value in pairs:
                 if name is not None:
@@ -641,43 +642,3 @@ def _attributes(kind: ast.ClassDef) -> Iterator[str]:
     for statement in kind.body:
         if isinstance(statement, ast.Assign | ast.AnnAssign):
             yield from (each.id for each in walk(statement) if isinstance(each, ast.Name))
-
-
-def _arguments(function: ast.AST) -> list[ast.arg]:
-    assert isinstance(function, _Function)
-    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-
-
-def _stored(body: Iterable[ast.stmt]) -> set[str]:
-    """Return the names that these statements bind."""
-    nodes = [each for node in _statements(body) for each in children(node)]
-    names = [one for each in nodes if isinstance(each, ast.expr | ast.withitem) for one in walk(each)]
-    return {each.id for each in names if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-
-
-def _bound(function: ast.AST) -> set[str]:
-    """Return the names that a function binds itself."""
-    body = function.body  # type: ignore[attr-defined]
-    bound = {each.arg for each in _arguments(function)} | _stored(body)
-    declared: set[str] = set()
-    for node in _statements(body):
-        if isinstance(node, _Function | ast.ClassDef):
-            bound.add(node.name)
-            continue
-        if isinstance(node, ast.Global | ast.Nonlocal):
-            declared.update(node.names)
-    return bound - declared
-
-
-def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements and those within them, except in inner functions and classes."""
-    for node in body:
-        yield node
-        if isinstance(node, _Function | ast.ClassDef):
-            continue
-        for name in ("body", "orelse", "finalbody"):
-            yield from _statements(getattr(node, name, ()))
-        for case in getattr(node, "cases", ()):
-            yield from _statements(case.body)
-        for handler in getattr(node, "handlers", ()):
-            yield from _statements(handler.body)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 PARSED = 64  # files whose trees are kept, as each look at the script reads the same ones
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 _BY_NAME = re.compile(r"\b(setattr|getattr|vars|globals|__dict__)\b")
 
 
@@ -52,6 +53,47 @@ def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((each.asname or each.name.partition(".")[0], each.name) for each in node.names)
+
+
+def parameters(function: ast.AST) -> list[ast.arg]:
+    """Return the parameters of a function, without `*args` and `**kwargs`."""
+    assert isinstance(function, Function)
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def stored_names(body: Iterable[ast.stmt]) -> set[str]:
+    """Return the names that these statements bind."""
+    nodes = [each for node in statements(body) for each in children(node)]
+    names = [one for each in nodes if isinstance(each, ast.expr | ast.withitem) for one in walk(each)]
+    return {each.id for each in names if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+
+
+def bound_names(function: ast.AST) -> set[str]:
+    """Return the names that a function binds itself."""
+    body = function.body  # type: ignore[attr-defined]
+    bound = {each.arg for each in parameters(function)} | stored_names(body)
+    declared: set[str] = set()
+    for node in statements(body):
+        if isinstance(node, Function | ast.ClassDef):
+            bound.add(node.name)
+            continue
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            declared.update(node.names)
+    return bound - declared
+
+
+def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements and those within them, except in inner functions and classes."""
+    for node in body:
+        yield node
+        if isinstance(node, Function | ast.ClassDef):
+            continue
+        for name in ("body", "orelse", "finalbody"):
+            yield from statements(getattr(node, name, ()))
+        for case in getattr(node, "cases", ()):
+            yield from statements(case.body)
+        for handler in getattr(node, "handlers", ()):
+            yield from statements(handler.body)
 
 
 class _Plain(ast.NodeTransformer):

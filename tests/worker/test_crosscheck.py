@@ -128,6 +128,21 @@ def test_workers_whose_bodies_change_the_data_in_different_ways_end_before_the_n
     ), outcome.told
 
 
+def test_workers_that_have_trained_with_different_values_of_the_loss_end_before_the_second_step_that_uses_them(
+    tmp_path: Path, train: Any
+) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="baseline_in_some_steps", joins=1)
+    assert outcome.codes == [exits.DISAGREED, exits.DISAGREED], outcome.told
+    assert re.search(
+        r"w\.1 on \S+ differs from the workers that have the state in the gradient .*; mean is [\d.]+ on w\.0 and [\d.]+ on "
+        r"w\.1 \(unlike_cases\.py:\d+\)",
+        outcome.told,
+    ), outcome.told
+    step = re.search(r"step (\d+): w\.1", outcome.told)
+    assert step is not None
+    assert int(step[1]) <= 9, "the values were made in step 4 and used in step 9"
+
+
 def test_a_value_that_is_saved_is_named_soon_after_it_begins_to_change(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="averages_from_an_epoch_on")
     assert re.search(

@@ -23,10 +23,14 @@ from elasticd.worker.save_calls import is_for_leader, saved_names
         ("def keep():\n    run.save(history, 'x.pt')", {"history"}),
         ("if run.is_leader:\n    run.save(history, 'x.pt')", set()),
         ("if not run.is_leader:\n    wait()\nelse:\n    torch.save(history, 'x.pt')", set()),
-        (
-            "def keep(state, path):\n    run.save(state, path)\nkeep({'h': history}, 'x.pt')",
-            {"state", "path", "history"},
-        ),
+        ("def keep(state, path):\n    run.save(state, path)\nkeep({'h': history}, 'x.pt')", {"history"}),
+        ("def keep(best):\n    if loss < best:\n        run.save(1, 'x.pt')\nkeep(lowest)", {"loss", "lowest"}),
+        ("def keep(run, *, log):\n    run.save(log, 'x.pt')\nkeep(run, log=history)", {"history"}),
+        ("class T:\n    def keep(self, log):\n        run.save(log, 'x.pt')\nt.keep(history)", {"history"}),
+        ("def score():\n    total = 1\n    return total\nrun.save(score(), 'x.pt')", set()),
+        ("def score():\n    return kept\nbest, other = score()\nrun.save(best, 'x.pt')", {"best", "kept"}),
+        ("def other():\n    mean = 0\n    run.save(mean, 'x.pt')\nmean = 1", set()),
+        ("def other():\n    global mean\n    mean = 0\n    run.save(mean, 'x.pt')", {"mean"}),
         ("model, batches = run.prepare(model, dataset)\nrun.save(model, 'x.pt')", {"model"}),
         ("run.save({'accuracy': score(model, loader), 'e': len(epochs)}, 'x.pt')", {"epochs"}),
         ("for e in run.epochs(3):\n    for b in batches:\n        step(b)\n    if bad >= 2:\n        break", {"bad"}),
@@ -42,6 +46,24 @@ from elasticd.worker.save_calls import is_for_leader, saved_names
 )
 def test_variables_that_go_into_a_file_are_found(source: str, names: set[str]) -> None:
     assert saved_names(ast.parse(source)) == names
+
+
+def test_variables_of_the_loop_s_function_that_another_one_saves_are_found() -> None:
+    source = """
+def train(run):
+    history, mean = [], 0
+    for epoch in run.epochs(3):
+        history.append(mean)
+    return history
+
+def main():
+    log = train(run)
+    mean = log[-1]
+    run.save({"log": log}, "x.pt")
+    other(mean)
+"""
+    tree = ast.parse(source)
+    assert saved_names(tree, tree.body[0]) == {"history"}
 
 
 LEADERS = [

@@ -237,6 +237,23 @@ def moving_baseline(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+def baseline_in_some_steps(run: Run) -> list[Any]:
+    """As StyleGAN2's penalty towards a mean of path lengths: made and used in each fifth step only."""
+    look_in_each_step()
+    model, optimizer, batches = prepared(run)
+    mean = None
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            if run.steps_done % 5 == 4:
+                length = model(x).square().mean()
+                loss = loss if mean is None else loss + (length - mean).square()
+                mean = length.item() if mean is None else 0.9 * mean + 0.1 * length.item()
+            loss.backward()
+            optimizer.step()
+    return ended(run, model)
+
+
 def hidden_state(run: Run) -> list[Any]:
     """As truncated backpropagation: the state after the last batch is an input of the next one."""
     model, optimizer, batches = prepared(run)
