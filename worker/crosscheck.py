@@ -72,9 +72,8 @@ PROVEN_AFTER, PROVEN_LATE, PROOF_S = 2, 10, 60.0
 SHARE = 200  # the time between two looks of later checks, in times of one look
 SHARE_OF_EPOCH = 20  # the same, for the look in each epoch's second step: many values begin to change with an epoch
 CHECKS_OF_A_CHANGE = 2
-CHECKS_OF_A_DRIFT = (
-    16  # a script may use the value in some steps only, such as a penalty in each fourth or sixteenth one
-)
+# A script may use the value in some steps only, such as a penalty in each fourth or sixteenth one.
+CHECKS_OF_A_DRIFT = 16
 SAMPLES, GRADIENT = "the samples", "the gradient"
 
 

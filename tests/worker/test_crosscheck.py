@@ -131,7 +131,7 @@ def test_workers_whose_bodies_change_the_data_in_different_ways_end_before_the_n
 def test_workers_that_have_trained_with_different_values_of_the_loss_end_before_the_second_step_that_uses_them(
     tmp_path: Path, train: Any
 ) -> None:
-    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="baseline_in_some_steps", joins=1)
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="baseline_in_some_steps", joins=2)
     assert outcome.codes == [exits.DISAGREED, exits.DISAGREED], outcome.told
     assert re.search(
         r"w\.1 on \S+ differs from the workers that have the state in the gradient .*; mean is [\d.]+ on w\.0 and [\d.]+ on "
