@@ -147,6 +147,8 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         name = re.search(r"\['(\w+)'\]$", difference.name)
         return f"bind what the job keeps in its place: run.state({name[1] if name else root}=...)"
     initial = _initial(difference, holder, sources)
+    if difference.in_model and (value := _as_tensor(difference, initial)):
+        return f'make it a buffer, which the job carries with the model: self.register_buffer("{key}", {value})'
     if _is_of_a_batch(difference, batch_size):
         return (
             f"each virtual worker has its own: run.per_virtual_worker({key}={None if initial == holder else initial})"
@@ -178,6 +180,16 @@ def _initial(difference: Difference, holder: str, sources: Sources) -> str:
 
 
 _WRITTEN = frozenset({"NoneType", "bool", "int", "float", "str"})
+
+
+def _as_tensor(difference: Difference, initial: str) -> str:
+    """Return the expression of a tensor with the initial value of a number or tensor; "" for other values, and for one
+    that the first loop body makes.
+    """
+    kinds = {node.kind for node in (difference.ones, difference.others) if node is not None and node.type != "NoneType"}
+    if initial == "None" or kinds - {Kind.TENSOR, Kind.PLAIN} or difference.node.type in ("str", "bool"):
+        return ""
+    return initial if Kind.TENSOR in kinds else f"torch.tensor({initial})"
 
 
 def _is_part_of_module(difference: Difference) -> bool:

@@ -28,6 +28,7 @@ class Kind(enum.StrEnum):
     GENERATOR = "generator"  # a random generator
     ITERATOR = "iterator"
     MODULE = "module"
+    MODEL = "model"  # a module of which the job carries parameters and buffers
     OBJECT = "object"
     DATA = "data"  # a dataset, or an object that reads one
     OTHER = "other"
@@ -160,6 +161,11 @@ class Difference(NamedTuple):
     def in_module(self) -> bool:
         """Whether a module contains the value directly."""
         return self.holders[-1:] == (Kind.MODULE,)
+
+    @property
+    def in_model(self) -> bool:
+        """Whether the value is an attribute of a module of which the job carries parameters and buffers."""
+        return self.holders[-1:] == (Kind.MODEL,)
 
     @property
     def changed(self) -> bool:

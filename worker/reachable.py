@@ -567,7 +567,7 @@ class _Walk:
                 ]
             else:
                 parts += _options_in(inner)  # that a schedule may set, such as the rate of dropout
-            return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
+            return self._combine(Kind.MODEL, kind, b"carried", parts, name, depth, _a(kind))
         if issubclass(kind, torch.Tensor) and (attributes := _of_tensor(value)):
             return self._combine(Kind.OBJECT, kind, b"carried", attributes, name, depth, _a(kind))
         if issubclass(kind, torch.optim.Optimizer) and not module_of(kind).startswith("torch."):

@@ -340,6 +340,12 @@ class Slice:
             for number, each in enumerate(target.elts):
                 self._assign(each, values[number] if len(values) == len(target.elts) else value, scope, tests, whole)
             return
+        if isinstance(value, ast.IfExp) and not whole:  # `x = x if x.is_fit() else y` binds as `if not x.is_fit(): x = y`
+            same = ast.unparse(target)
+            others = [each for each in (value.body, value.orelse) if ast.unparse(each) != same]
+            if len(others) == 1:
+                self._assign(target, others[0], scope, (*tests, value.test))
+                return
         itself = _contains(value, _stem(target))
         self._note_option(target, value, scope, tests)
         if isinstance(target, ast.Subscript):

@@ -380,7 +380,9 @@ class Attention(nn.Module):
         if seq_len > self.seq_len_cached:
             self.seq_len_cached = seq_len
             self.sines = torch.arange(self.seq_len_cached).sin()
-        return self.cached[:seq_len] + self.sines[:seq_len]
+        known = getattr(self, "known", None)
+        self.known = self.known if known is not None and len(known) == len(x) else torch.ones(len(x))
+        return self.cached[:seq_len] + self.sines[:seq_len] + self.known
 
 model = Attention()
 """
@@ -388,7 +390,7 @@ model = Attention()
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("mask", Kind.TENSOR), ("cached", Kind.TENSOR), ("sines", Kind.TENSOR), ("seq_len_cached", Kind.PLAIN)],
+    [(each, Kind.TENSOR) for each in ("mask", "cached", "sines", "known")] + [("seq_len_cached", Kind.PLAIN)],
 )
 def test_what_is_made_at_its_first_use_and_again_for_a_larger_input_is_not_kept(name: str, kind: Kind) -> None:
     assert not carries("f(model(x)).backward()", f"model.{name}", kind, LAZY, owner="Attention")
@@ -399,6 +401,7 @@ def test_what_is_made_at_its_first_use_and_again_for_a_larger_input_is_not_kept(
     [
         "if n is None or loss > n:\n    n = loss\nf(model(x) / n).backward()",
         "if n is None:\n    n = r\nelse:\n    n = 0.9 * n + 0.1 * r\nf(model(x) - n).backward()",
+        "n = r if n is None else n\nn = n if n > r else r + n\nf(model(x) - n).backward()",
         "if not hasattr(n, 'shape') or n < x.max():\n    n = x.max()\nf(model(x) / n).backward()",
     ],
 )
