@@ -147,13 +147,14 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         name = re.search(r"\['(\w+)'\]$", difference.name)
         return f"bind what the job keeps in its place: run.state({name[1] if name else root}=...)"
     initial = _initial(difference, holder, sources)
-    if difference.in_model and (value := _as_tensor(difference, initial)):
+    by_method = difference.in_model and not sources.is_changed_in_loop(difference.name, owners)
+    if by_method and (value := _as_tensor(difference, initial)):
         return f'make it a buffer, which the job carries with the model: self.register_buffer("{key}", {value})'
     if _is_of_a_batch(difference, batch_size):
         return (
             f"each virtual worker has its own: run.per_virtual_worker({key}={None if initial == holder else initial})"
         )
-    if node.kind in (Kind.OBJECT, Kind.DATA):
+    if node.kind in (Kind.OBJECT, Kind.MODEL, Kind.DATA):
         return f'give it state_dict() and load_state_dict(), and register it before prepare(): run.register("{root}", {root})'
     line = f"run.state({key}={initial})"
     if difference.in_data:

@@ -247,7 +247,7 @@ class Sources:
         return any(getattr(each.scope, "name", "") not in methods for _, each in self._changes(name, owners))
 
     def initial(self, name: str, owners: Sequence[str] = (), in_epochs: bool = False) -> str | None:
-        """Return the source of the expression to which the name is bound before the loop.
+        """Return the source of the expression to which the name is bound before the loop, for an attribute by `__init__`.
 
         in_epochs: or else between two epochs. None if the expression is long, reads a function's own variables, or was
         not found.
@@ -256,6 +256,7 @@ class Sources:
         before = [each for each in changes if not self._is_in_loop(*each)]
         if in_epochs and not before:
             before = [each for each in changes if not self._is_in_body(*each)]
+        before = [each for each in before if getattr(each[1].scope, "name", "") == "__init__"] or before
         for _, change in reversed(before):
             text = "" if change.value is None else ast.unparse(change.value)
             outer = change.scope is self._scope or _reads(change.value) <= self._global

@@ -292,7 +292,7 @@ def _between(
         for part in parts:
             mine, theirs = one.parts.get(part), other.parts.get(part)
             if mine is None or theirs is None:
-                if differ and (one.kind is Kind.OBJECT or (one.parts and other.parts)):
+                if differ and (one.kind in (Kind.OBJECT, Kind.MODEL) or (one.parts and other.parts)):
                     inner.append(Difference(name + part, mine, theirs, *inside))
                     count += 1
                 continue
@@ -300,7 +300,7 @@ def _between(
             inner += found
             count += any_
             elsewhere |= any_ and not found
-    if one.kind in (Kind.OBJECT, Kind.DATA) and count:
+    if one.kind in (Kind.OBJECT, Kind.MODEL, Kind.DATA) and count:
         return inner, True
     if differ and not (count == 1 and (inner or elsewhere)):
         return [Difference(name, one, other, owners, holders)], True

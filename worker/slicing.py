@@ -340,7 +340,9 @@ class Slice:
             for number, each in enumerate(target.elts):
                 self._assign(each, values[number] if len(values) == len(target.elts) else value, scope, tests, whole)
             return
-        if isinstance(value, ast.IfExp) and not whole:  # `x = x if x.is_fit() else y` binds as `if not x.is_fit(): x = y`
+        if (
+            isinstance(value, ast.IfExp) and not whole
+        ):  # `x = x if x.is_fit() else y` binds as `if not x.is_fit(): x = y`
             same = ast.unparse(target)
             others = [each for each in (value.body, value.orelse) if ast.unparse(each) != same]
             if len(others) == 1:

@@ -43,6 +43,7 @@ from .gradients.layout import Gradient
 from .gradients.update import Update
 from .gradients.updates import Updates
 from .inband import InBand, Part, Participant, exchange
+from .mutation_guard import MutationGuard
 from .pace import Pace
 from .plain import inline, pack, restored, unpack
 from .saves import Saves
@@ -50,7 +51,6 @@ from .sharding.divided import DividedState
 from .sharing import Sharing
 from .state.held import HeldState
 from .state.transfers import StateTransfers
-from .untold import Untold
 from .virtual import derive_seed, seed_everything
 
 # In place of a virtual worker; nothing comes of the body for the job.
@@ -84,7 +84,7 @@ class Watch:
 
     comparison: Comparison
     cross_check: CrossCheck
-    untold: Untold
+    mutation_guard: MutationGuard
     saves: Saves | None
 
 
@@ -115,7 +115,7 @@ class Stepping:
         self._scale: Scale = feed.scale
         self._comparison = watch.comparison
         self._cross_check = watch.cross_check
-        self._untold = watch.untold
+        self._mutation_guard = watch.mutation_guard
         self._saves = watch.saves
         registered = held.parts.registered
         registered.state.device = registered.virtual.device = recipe.device
@@ -306,7 +306,7 @@ class Stepping:
         self._buffers.find()
         self._held.parts.extra_state.find()
         self._held.parts.registered.watch()
-        self._untold.look_again()
+        self._mutation_guard.look_again()
 
     # -- a whole step
 
@@ -546,7 +546,7 @@ class Stepping:
         self._held.parts.extra_state.restore()
         self._held.parts.registered.state.begin_body()
         self._held.parts.registered.virtual.begin_body(self._seeded_as(virtual_worker))
-        self._untold.begin_body(step)
+        self._mutation_guard.begin_body(step)
         self._current = virtual_worker
         self._stepped.clear()
         self.gathering.begin_body()
@@ -634,7 +634,7 @@ class Stepping:
         if virtual_worker <= REHEARSED:
             self._held.parts.registered.virtual.keep(None)
             return False
-        self._untold.check()
+        self._mutation_guard.check()
         self._hyperparameters.keep()
         self._held.parts.registered.state.keep(first=virtual_worker == 0)
         self._held.parts.registered.virtual.keep(None if virtual_worker < 0 else virtual_worker)
@@ -662,14 +662,14 @@ class Stepping:
 
     def _end_body(self) -> None:
         """The script asks for its next batch. Raises UserError where one body has done what another has not."""
-        self._untold.check()
+        self._mutation_guard.check()
         self._hyperparameters.end_body(self._following.steps_scheduler)
         self._held.parts.registered.state.end_body()
         self._following.end_body(self._step)
 
     def _forget_body(self) -> None:
         """A body is over that has run in a pass before the step's own: nothing is left of it."""
-        self._untold.check()
+        self._mutation_guard.check()
         self._buffers.restore()
         self._hyperparameters.restore()
         self._held.parts.extra_state.restore()
@@ -814,7 +814,7 @@ class Stepping:
         finally:
             self._updating = False
         self._hyperparameters.updated()
-        self._untold.updated()
+        self._mutation_guard.updated()
         self._held.values.updated()
         for parameter in lane.parameters:
             parameter.grad = None

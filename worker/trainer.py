@@ -70,6 +70,7 @@ from .gradients.update import Update
 from .last_saves import LastSaves
 from .leading import LeadersCode
 from .looking import Looking
+from .mutation_guard import MutationGuard
 from .operators import Scan
 from .reachable import leave_out
 from .remarks import Remarks
@@ -85,7 +86,6 @@ from .state.training_state import TrainingState
 from .state.transfers import StateTransfers
 from .state.values import ScriptValues
 from .stepping import Recipe, Stepping, Watch
-from .untold import Untold
 from .virtual import derive_seed, seed_everything
 
 
@@ -152,7 +152,7 @@ class Trainer:
         self.comparison = Comparison(self.held, recipe.comparing, self._cross_check)
         self.saves = self._saves_of(recipe)
         self._last_saves: LastSaves | None = None  # from the end of the loop on, where there are others
-        self._untold = Untold(state, recipe.virtual_workers, lambda: self._by_host)
+        self._mutation_guard = MutationGuard(state, recipe.virtual_workers, lambda: self._by_host)
         self.stepping = Stepping(
             recipe,
             control.tell,
@@ -162,7 +162,7 @@ class Trainer:
             self._following,
             update,
             feed,
-            Watch(self.comparison, self._cross_check, self._untold, self.saves),
+            Watch(self.comparison, self._cross_check, self._mutation_guard, self.saves),
         )
         self._scan = Scan(recipe.agnostic, recipe.device, control.tell)
         self.stepping.body_begins = self._body_begins
@@ -324,11 +324,11 @@ class Trainer:
 
     def find(self, frame: FrameType | None, is_local: Callable[[str], bool] = lambda name: False) -> None:
         """The loop is about to begin: find what the script has made beside what it has prepared. frame: the script's. is_local:
-        as `untold.Untold.find`."""
+        as `MutationGuard.find`."""
         following = self._following
         following.find(frame)
         self.held.parts.follow(following.schedulers, following.averages, following.beside)
-        self._untold.find(frame, is_local)
+        self._mutation_guard.find(frame, is_local)
         if self._compares:
             self._looking.is_local = is_local
             self._looking.begin(frame)

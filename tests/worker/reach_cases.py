@@ -549,7 +549,9 @@ class Counting(nn.Sequential):
 model = Counting(*model)
 """
         + LOOP,
-        {"model.calls": "(script.py:16); register it: run.state(calls=0)"},
+        {
+            "model.calls": "(script.py:16); make it a buffer, which the job carries with the model: self.register_buffer(",
+        },
     ),
     "switches": (
         BEGIN.replace("nn.Linear(4, 1))", "nn.Linear(4, 1), nn.Dropout(0.1))")
@@ -632,6 +634,29 @@ numbers = itertools.count()
         {
             "criterion.label_smoothing": "and 0.2 on new (script.py:25); register it: run.state(label_smoothing=0.2)",
             "numbers": "(a count, script.py:26) differs between old and new; take run.steps_done in its place",
+        },
+    ),
+    "attributes of the model": (
+        BEGIN.replace(
+            "model = nn.Sequential(",
+            """
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.last = 0, None
+        self.mean = torch.zeros(3)
+    def forward(self, x):
+        self.calls += 1
+        self.last = float(x.sum())
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0) * self.last
+        return (x - self.mean) / self.calls
+model = nn.Sequential(Norm(), """,
+        )
+        + LOOP,
+        {
+            "model.0.calls": 'carries with the model: self.register_buffer("calls", torch.tensor(0))',
+            "model.0.mean": 'carries with the model: self.register_buffer("mean", torch.zeros(3))',
+            "model.0.last": "register it: run.state(last=None)",
         },
     ),
     "weak mappings": (

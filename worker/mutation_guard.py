@@ -1,15 +1,16 @@
-"""What a loop body changes that no other worker would be told of: refused at once, or warned of.
+"""Changes of tensors by a loop body that no other worker would make: refused at once, or warned of.
 
-A loop body runs once for each virtual worker, and not at all on a worker in its first step. So it must not change parameters
-itself, nor a copy of the model that is not part of the state (an average by hand, a target network). Either would train
-something else for each number of workers, without a word.
+A loop body runs once for each virtual worker, and not at all on a worker in its first step. So a body must not change
+parameters itself, nor a copy of the model that is not part of the job's state (an average by hand, a target network):
+the result would depend on the number of workers.
 
-In each body versions of tensors tell, which cost next to nothing. Changes by way of `tensor.data` leave no trace there. So in a
-job's first step the contents are compared, too: scripts do in the first step what they do in most. What they begin later, they
-often begin with an epoch. So contents are compared in the first step of later epochs, and in rarer and rarer steps between.
+In each body the tensors' version counters are compared, which costs next to nothing. Changes by way of `tensor.data`
+leave no trace there. So in a job's first step the contents are compared, too, since most scripts do in their first step
+what they do in all. Changes that a script begins later often begin with an epoch, so contents are compared in the first
+step of later epochs, and in rarer and rarer steps between.
 
-A clamp behind the update acts once for each update, however many bodies run: a second one changes nothing. If it first acts in
-the middle of a job, there is a warning in place of a refusal.
+A clamp after the update acts once for each update, however many bodies run: a second one changes nothing. If it first
+acts in the middle of a job, there is a warning in place of a refusal.
 """
 
 from __future__ import annotations
@@ -36,30 +37,32 @@ from .gradients.update import ElasticOptimizer
 from .interposed import put_between
 from .state.training_state import TrainingState
 
-MANY = 32  # values of a list: longer ones are not looked at
-APART = 16  # steps at least between two in which contents are compared, but for those at powers of two
-_TOLD: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models of all jobs that this process has prepared
+# Least number of steps between two in which contents are compared, apart from those with numbers that are powers of two.
+STEPS_APART = 16
+_MODELS: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models of all jobs that this process has prepared
 
 
 _version = attrgetter("_version")
 
 
-def _look_at(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Addresses and then versions of these, in every step: so without a call of Python's for each."""
+def _addresses_and_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return the addresses of these tensors, then their versions. Called in every step, so no Python function runs per
+    tensor.
+    """
     return [*map(torch.Tensor.data_ptr, tensors), *map(_version, tensors)]
 
 
 @dataclass
-class _Kept:
-    """Tensors by name, and what they were."""
+class _Watched:
+    """Named tensors, with their addresses, versions and perhaps contents at the beginning of a body."""
 
     named: Callable[[], Sequence[tuple[str, torch.Tensor]]]
-    present: Sequence[tuple[str, torch.Tensor]] = ()  # what `named` has returned last
-    tensors: list[torch.Tensor] = field(default_factory=list)  # those in it
-    were: Sequence[torch.Tensor] = ()  # those that were there, as `seen` says
-    seen: Sequence[int] = ()
-    contents: Sequence[int] | None = None  # in a step in which they are compared
-    put_back: set[str] = field(default_factory=set)  # those that bodies change, and give back their contents
+    present: Sequence[tuple[str, torch.Tensor]] = ()  # the last result of `named`
+    tensors: list[torch.Tensor] = field(default_factory=list)  # the tensors of `present`
+    were: Sequence[torch.Tensor] = ()  # the tensors at the beginning of the body
+    seen: Sequence[int] = ()  # addresses and versions of `were`
+    contents: Sequence[int] | None = None  # digests, in a step in which contents are compared
+    put_back: set[str] = field(default_factory=set)  # names of tensors that bodies change and restore
 
     def remember(self, contents: bool) -> None:
         self.seen = self._look()
@@ -69,10 +72,10 @@ class _Kept:
     def _look(self) -> list[int]:
         if (present := self.named()) is not self.present:
             self.present, self.tensors = present, [tensor for _, tensor in present]
-        return _look_at(self.tensors)
+        return _addresses_and_versions(self.tensors)
 
     def changed(self) -> str | None:
-        """The name of one that is not what it was."""
+        """Return the name of a tensor that has changed since `remember`, or None."""
         seen, present = self._look(), self.present
         if self.contents is None and self.seen == seen and all(map(is_, self.were, self.tensors)):
             return None
@@ -94,30 +97,31 @@ class _Kept:
         return None
 
 
-class Untold:
-    """Watches one script's loop bodies."""
+class MutationGuard:
+    """Compares tensors before and after the loop bodies of one script. For the training thread."""
 
     def __init__(self, state: TrainingState, virtual_workers: int, by_host: Callable[[], bool]) -> None:
-        """by_host: is it a framework's loop, whose bodies are its own?"""
+        """by_host: returns whether a framework runs the loop: its bodies are not the script's, and not compared."""
         self._state = state
         self._virtual_workers = virtual_workers
         self._by_host = by_host
         self._own = _plain_ones(state.named_parameters())
-        self._parameters = _Kept(lambda: self._own)
-        self._registered = _Kept(lambda: state.registered.watched)
-        self._copies: list[tuple[str, Any, _Kept]] = []  # how the script calls it, and what it is
-        self._in_lists: list[tuple[str, type, _Kept]] = []  # copies in lists, tuples and mappings, with their names
-        self._attributes: dict[str, Any] | None = None  # before the first body
-        self._compared = False  # with those behind it
+        self._parameters = _Watched(lambda: self._own)
+        self._registered = _Watched(lambda: state.registered.watched)
+        self._copies: list[tuple[str, Any, _Watched]] = []  # the script's name for the copy, and the copy
+        self._in_lists: list[tuple[str, type, _Watched]] = []  # copies in lists, tuples and mappings, with their names
         self._epoch_begins = False
-        self._compared_at = -1  # the last step in which it has been done
+        self._compared_at = -1  # the last step in which contents were compared
         self._first = False  # the step in progress is the job's first
         self._has_updated = False  # the update of the step in progress has been made
-        self._warned: set[str] = set()  # parameters
+        self._warned: set[str] = set()  # names of parameters
 
     def find(self, frame: FrameType | None, is_local: Callable[[str], bool] = lambda name: False) -> None:
-        """The loop is about to begin. frame: the script's, for the names. is_local: may a copy of this name differ?"""
-        _TOLD.update(module for _, module in self._state.modules)
+        """Find the copies of the model, before the loop begins.
+
+        frame: of the script, for the names. is_local: returns whether a copy of this name may differ between workers.
+        """
+        _MODELS.update(module for _, module in self._state.modules)
         known = {tensor.data_ptr() for _, tensor in self._own}
         known |= {tensor.data_ptr() for tensor in self._state.registered.tensors()}
         own = {id(parameter) for _, parameter in self._own}
@@ -137,7 +141,7 @@ class Untold:
         parts |= {
             id(part) for module in modules if issubclass(type(module), AveragedModel) for part in module.modules()
         }
-        parts |= {id(part) for module in _TOLD for part in module.modules()}
+        parts |= {id(part) for module in _MODELS for part in module.modules()}
         parts |= {id(each) for module in modules for each in (module._parameters, module._buffers)}
         roots = [each for each in modules if id(each) not in parts]
         found: list[Any] = [*roots, *(each for each in shadows if id(each) not in parts)]
@@ -145,19 +149,21 @@ class Untold:
         for each in found:
             tensors = _tensors_of(each, own, known)
             if tensors():
-                kept = _Kept(tensors)
+                kept = _Watched(tensors)
                 kept.remember(contents=False)
                 self._copies.append((names.get(id(each), f"a {type(each).__name__}"), each, kept))
         named = {id(each) for _, each, _ in self._copies}
         for copy in held(frame, self._shapes()):
             tensors = _items_of(copy.read, own, known)
             if tensors() and id(copy.read()) not in named and not is_local(copy.name):
-                kept = _Kept(tensors)
+                kept = _Watched(tensors)
                 kept.remember(contents=False)
                 self._in_lists.append((copy.name, type(copy.read()), kept))
 
     def _shapes(self) -> set[Shapes]:
-        """Of the model's parameters, of those that are trained, and of all its tensors; but not those of registered values."""
+        """Return the shapes of the model's parameters, of those that are trained, and of all its tensors, except for shapes
+        of registered values.
+        """
         model = self._state.model
         every = list(model.parameters())
         several = [every, [each for each in every if each.requires_grad], [*model.state_dict().values()]]
@@ -165,14 +171,14 @@ class Untold:
         return found - {shapes for each in self._state.registered.each() if (shapes := shapes_of(each)) is not None}
 
     def look_again(self) -> None:
-        """An epoch begins, before which the script may have given an optimizer more parameters."""
+        """Begin an epoch, before which the script may have added parameters to an optimizer."""
         self._epoch_begins = True
         self._own = _plain_ones(self._state.named_parameters())
 
     # -- a step
 
     def begin_body(self, step: int) -> None:
-        """A virtual worker begins."""
+        """Begin the loop body of a virtual worker."""
         if self._by_host():
             return
         self._first, self._has_updated = step == 0, False
@@ -182,23 +188,23 @@ class Untold:
             self._registered.remember(contents)
         other = [kept for *_, kept in (*self._copies, *self._in_lists) if contents != (kept.contents is not None)]
         if other and not self._first:
-            self._check_copies()  # they may have been changed between two steps
+            self._check_copies()  # the script may have changed copies between two steps
         for kept in other:
             kept.remember(contents)
-        if self._first and self._attributes is None:
-            self._attributes = self._plain_attributes()
 
     def _is_due(self, step: int) -> bool:
-        """Are contents compared in this step? The same in all bodies of it."""
+        """Return whether contents are compared in this step: the same for all bodies of a step."""
         if step != self._compared_at:
-            apart = self._epoch_begins and step >= self._compared_at + APART
+            apart = self._epoch_begins and step >= self._compared_at + STEPS_APART
             if step & (step - 1) == 0 or apart:
                 self._compared_at = step
         self._epoch_begins = False
         return step == self._compared_at
 
     def check(self) -> None:
-        """The script has come to the end of a body, or to its `optimizer.step()`. Raises UserError for what it may not change."""
+        """Compare at the end of a body, or at its `optimizer.step()`. Raises UserError for a change that no other worker
+        would make.
+        """
         self._state.registered.check(self._virtual_workers)
         if self._by_host():
             return
@@ -215,12 +221,9 @@ class Untold:
                 "copy the old values back before optimizer.step()"
             )
         self._check_copies()
-        if self._attributes is not None and not self._compared:
-            self._compared = True
-            self._warn(self._attributes)
 
     def updated(self) -> None:
-        """The update has been made, with what the script does in it. Raises UserError."""
+        """Record the tensors after an update and the script's own functions in it. Raises UserError."""
         self._state.registered.remember()
         if self._by_host():
             return
@@ -243,7 +246,7 @@ class Untold:
 
     def _check_copies(self) -> None:
         for name, copy, kept in self._copies:
-            if kept.changed() is not None and not (isinstance(copy, torch.nn.Module) and copy in _TOLD):
+            if kept.changed() is not None and not (isinstance(copy, torch.nn.Module) and copy in _MODELS):
                 raise UserError(
                     f"{name} was changed in the loop, and is no part of the job's state: a worker that joins would have another "
                     "one. Before prepare() call run.register('average', average), with the object or with get and set; and "
@@ -258,55 +261,9 @@ class Untold:
                     f"within a loop body is made there, or said to be a worker's own: run.local({name!r})"
                 )
 
-    # -- attributes of modules, beside tensors
-
-    def _plain_attributes(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for prefix, root in self._state.modules:
-            for path, module in root.named_modules(prefix=prefix):
-                if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
-                    continue
-                for name, value in vars(module).items():
-                    if name not in _TORCH_S and (kept := _plain(value)) is not None:
-                        found[f"{path}.{name}" if path else name] = kept
-        return found
-
-    def _warn(self, before: dict[str, Any]) -> None:
-        after = self._plain_attributes()
-        changed = [name for name, value in after.items() if before.get(name) != value]
-        if changed:
-            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            warnings.warn(
-                f"the loop body has changed the attribute {changed[0]}{more} of the model, which is no part of the job's state: "
-                "a worker that joins begins with its own. If the training depends on it, make it a buffer, or give it in "
-                "get_extra_state() and take it in set_extra_state()",
-                stacklevel=2,
-            )
-
-
-_TORCH_S = frozenset(vars(torch.nn.Module()))
-
-
-def _plain(value: Any) -> Any:
-    """What can be compared later; None: it is nothing that a training depends on."""
-    match value:
-        case bool():
-            return None
-        case int() | float():
-            return value
-        case torch.Tensor():
-            return None if value.requires_grad else (id(value), value._version, value)[:2]
-        case list() | tuple():
-            return [*value] if len(value) <= MANY and all(isinstance(each, int | float) for each in value) else None
-        case dict():
-            return (
-                dict(value) if len(value) <= MANY and all(isinstance(v, int | float) for v in value.values()) else None
-            )
-    return None
-
 
 def _refuse_scaler(step: Callable[..., Any], scaler: torch.amp.GradScaler, optimizer: Any, *rest: Any) -> Any:
-    """A scaler that scales each micro-batch's gradient back, and leaves single ones out. Raises UserError."""
+    """Refuse `scaler.step(optimizer)` of a scaler that sees single micro-batches. Raises UserError."""
     if isinstance(optimizer, ElasticOptimizer):
         raise UserError(
             "scaler.step(optimizer): this gradient scaler sees single micro-batches. Make it one of the global gradient before "
@@ -316,7 +273,7 @@ def _refuse_scaler(step: Callable[..., Any], scaler: torch.amp.GradScaler, optim
 
 
 def _contents(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """A number for each tensor's bits."""
+    """Return a digest of each tensor's bits."""
     found: list[int] = []
     for device in dict.fromkeys(tensor.device for tensor in tensors):
         found += digests([tensor.detach() for tensor in tensors if tensor.device == device]).tolist()
@@ -324,7 +281,7 @@ def _contents(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _plain_ones(named: Sequence[tuple[str, Any]]) -> list[tuple[str, torch.Tensor]]:
-    """Those that have memory: not lazy or fake ones, nor those that a library makes of several."""
+    """Return the tensors that have memory of their own: not lazy or fake ones, nor subclasses that a library composes."""
     return [
         (name, each)
         for name, each in named
@@ -335,12 +292,12 @@ def _plain_ones(named: Sequence[tuple[str, Any]]) -> list[tuple[str, torch.Tenso
 
 
 def _is_shadow(each: dict[Any, Any], wanted: set[str]) -> bool:
-    """Has it a tensor for each parameter of the model?"""
+    """Return whether the mapping has a tensor for each parameter of the model."""
     return all(isinstance(each.get(name), torch.Tensor) for name in wanted)
 
 
 def _registration(name: str, kind: type) -> str:
-    """The line that registers what a script has under this name, a list, a tuple or a mapping."""
+    """Return the line that registers a list, tuple or mapping which the script keeps under this name."""
     holder, _, key = name.rpartition(".")
     if kind is list:
         put = f"lambda values: {name}.__setitem__(slice(None), values)"
@@ -354,7 +311,7 @@ def _registration(name: str, kind: type) -> str:
 def _items_of(
     read: Callable[[], Any], own: set[int], known: set[int]
 ) -> Callable[[], Sequence[tuple[str, torch.Tensor]]]:
-    """The tensors that a list or mapping has now, but those that are the state's. As `_tensors_of`."""
+    """Return a function that reads the present tensors of a list or mapping, except for those of the job's state."""
     plain = _plain_ones([(str(number), each) for number, each in enumerate(tensors_in(read()))])
     wanted = {name for name, each in plain if id(each) not in own and each.data_ptr() not in known}
 
@@ -366,7 +323,10 @@ def _items_of(
 
 
 def _tensors_of(each: Any, own: set[int], known: set[int]) -> Callable[[], Sequence[tuple[str, torch.Tensor]]]:
-    """Its tensors that are neither the state's nor parts of them. known: addresses of these when the loop began."""
+    """Return a function that reads the tensors of a module or mapping, except for those of the job's state.
+
+    own: identities of the state's parameters. known: addresses of the state's tensors when the loop began.
+    """
     pairs = dict(each.named_parameters()) if isinstance(each, torch.nn.Module) else dict(each)
     plain = _plain_ones([(name, each) for name, each in pairs.items() if id(each) not in own])
     names = [name for name, tensor in plain if tensor.data_ptr() not in known]

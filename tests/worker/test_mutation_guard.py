@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -381,37 +380,3 @@ def test_other_things_beside_tensors_and_lazy_modules_are_no_copies() -> None:
     lazy = nn.LazyLinear(3)
     script.train(behind=lambda: mixed.update(lines=["b"]))
     assert list(lazy.parameters())
-
-
-class Counting(nn.Linear):
-    """Has state beside its tensors."""
-
-    calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls = self.calls + 1
-        return super().forward(x) * (1 + 0.01 * self.calls)
-
-
-class Remembering(Counting):
-    def get_extra_state(self) -> int:
-        return self.calls
-
-    def set_extra_state(self, state: Any) -> None:
-        self.calls = state
-
-
-def test_an_attribute_that_the_body_changes_is_warned_of() -> None:
-    model = Counting(4, 2)
-    with pytest.warns(
-        UserWarning, match="the loop body has changed the attribute calls of the model, .* set_extra_state"
-    ):
-        Script(model).train()
-
-
-def test_one_that_the_module_gives_as_its_state_is_not() -> None:
-    model = Remembering(4, 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*before elastic.join.*")
-        Script(model).train()
