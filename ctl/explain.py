@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Annotated
 
@@ -16,25 +15,16 @@ from ..protocol.errors import RequestRefused
 from ..protocol.messages import Explanation, GetJob, JobFound, JobView, Remedy, ShareChange
 from ..protocol.model import GpuAddress
 from ..protocol.texts import gpu_count, ranges
-from . import completion, render, starting
+from . import completion, past, render, starting
 from .context import DECIDED_WITHIN_S, JSON, of, print_json
+from .labelled import Page, Part
+from .logs import since_s
 from .promises import deadline_line, moment, saves_deadline, slack
-from .words import printable, span
+from .words import span
 
-LABEL = 12  # columns
 CHANGES = 8  # of its share
 REMEDIES = 8
-HOLDERS = 6
 TAKEN = 6
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of an explanation. `label`: ""; the part belongs to the one before. `command`: the text is a command line."""
-
-    label: str
-    text: str
-    command: bool = False
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,6 +38,14 @@ def explain(
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="All that would change it, and all changes, not the first few.")
     ] = False,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Explain its GPUs at that time: 10m ago, 14:30, 2026-03-01T08:00.",
+            show_default=False,
+        ),
+    ] = None,
     forecast: Annotated[bool, typer.Option(help="Simulate when a waiting job starts.")] = True,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -57,6 +55,15 @@ def explain(
     now. When a waiting job starts is simulated here, some dozen times, with lengths of jobs like those that have ended.
     """
     shared = of(context)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if at is not None:
+        then = past.past(shared, job, since_s(at, time.time(), "--at"))
+        if as_json:
+            print_json(past.document(then))
+            return
+        for line in Page(width).lines(past.parts(then)):
+            print(line)
+        return
     found = shared.ask(GetJob(job=job, explain=True), JobFound, DECIDED_WITHIN_S)
     if found.explanation is None:
         raise RequestRefused("the controller is of an older version, which explains nothing: `elasticctl status JOB`")
@@ -65,7 +72,7 @@ def explain(
         starts = None if told is None else told[1]
         print_json({**document(found.job, found.explanation, found.time_s), "starts": starts})
         return
-    page = _Page(shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    page = Page(width)
     for line in page.lines(parts(found.job, found.explanation, found.time_s, everything)):
         print(line, flush=True)  # a simulation takes seconds
     if forecast and (told := starting.of_job(shared, found.job)) is not None:
@@ -97,7 +104,7 @@ def document(job: JobView, why: Explanation, now_s: float) -> dict[str, object]:
 
 def lines(job: JobView, why: Explanation, now_s: float, width: int | None, everything: bool = False) -> Iterator[str]:
     """Yield the explanation's lines for a terminal of `width` columns; None: for a program, each part in one line."""
-    yield from _Page(width).lines(parts(job, why, now_s, everything))
+    yield from Page(width).lines(parts(job, why, now_s, everything))
 
 
 def parts(job: JobView, why: Explanation, now_s: float, everything: bool = False) -> Iterator[Part]:
@@ -156,11 +163,11 @@ def _decision(job: JobView, why: Explanation) -> Iterator[Part]:
     if len(why.taken) > TAKEN:
         yield Part("", f"and others for {len(why.taken) - TAKEN} more reasons (--json)")
     if why.holders:
-        told = [f"{one.job} {max(one.before_gpus, one.after_gpus)}" for one in why.holders[:HOLDERS]]
+        told = [f"{one.job} {max(one.before_gpus, one.after_gpus)}" for one in why.holders[: past.NAMED]]
         more = len(why.holders) - len(told)
         yield Part("held by", ", ".join([*told, *([f"{more} more jobs"] if more else [])]))
     if why.before:
-        told = list(why.before[:HOLDERS])
+        told = list(why.before[: past.NAMED])
         more = len(why.before) - len(told)
         names = ", ".join([*told, *([f"{more} more"] if more else [])])
         yield Part("before it", f"{names}, if GPUs come free")
@@ -228,36 +235,3 @@ def _chosen(remedies: Sequence[Remedy]) -> Sequence[Remedy]:
         ranked.append((seen[remedy.kind], remedy))
     kept = {id(remedy) for _, remedy in sorted(ranked, key=lambda pair: pair[0])[:REMEDIES]}
     return [remedy for remedy in remedies if id(remedy) in kept]
-
-
-class _Page:
-    """Page of labelled parts, with text wrapped beside the labels."""
-
-    def __init__(self, width: int | None) -> None:
-        self._width = width
-
-    def lines(self, parts: Iterable[Part]) -> Iterator[str]:
-        for part in parts:
-            yield from self.whole(part.text) if part.command else self.part(part.label, part.text)
-
-    def part(self, label: str, text: str) -> Iterator[str]:
-        """Yield the lines of one part. `text` may come from a job or an operator."""
-        indent = f"  {label:<{LABEL}}" if label or self._begun else ""
-        self._begun = True
-        if self._width is None:
-            yield (indent + printable(text)).rstrip()
-            return
-        yield from textwrap.wrap(
-            printable(text),
-            max(self._width, 40),
-            initial_indent=indent,
-            subsequent_indent=" " * (len(indent) or 2),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-
-    def whole(self, command: str) -> Iterator[str]:
-        """Yield a command on one line, unbroken, so that it can be copied."""
-        yield f"{'':<{2 + LABEL}}    {printable(command)}"
-
-    _begun = False

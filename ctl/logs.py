@@ -179,8 +179,11 @@ class Follower:
         return chosen, bool(lines)
 
 
-def since_s(text: str, now_s: float) -> float:
-    """Return the Unix time of `text`: "10m" before now, a time of day (the last such), or a date with a time."""
+def since_s(text: str, now_s: float, option: str = "--since") -> float:
+    """Return the Unix time of `text`: "10m" before now, a time of day (the last such), or a date with a time.
+
+    Raises UserError, which names the option.
+    """
     from ..protocol.durations import duration_s
 
     try:
@@ -188,10 +191,10 @@ def since_s(text: str, now_s: float) -> float:
     except ValueError:
         pass
     try:
-        return now_s - duration_s(text, "--since")
+        return now_s - duration_s(text, option)
     except UserError:
         raise UserError(
-            f"--since: {text!r} is neither a duration such as 10m, nor a time such as 14:30 or 2026-03-01T08:00"
+            f"{option}: {text!r} is neither a duration such as 10m, nor a time such as 14:30 or 2026-03-01T08:00"
         ) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
 import getpass
 import os
@@ -581,6 +582,13 @@ def test_a_job_that_waits_is_explained_and_what_is_said_to_start_it_starts_it(cl
     while cli.json("status", waits)["phase"] != "running":
         time.sleep(0.1)
     assert f"0 -> 1    {first} was cancelled" in cli("explain", waits).stdout
+    then = cli.json("explain", waits, "--at", datetime.datetime.fromtimestamp(found["time_s"]).isoformat())
+    assert (then["share_gpus"], then["holders"]) == (0, [{"job": first, "share_gpus": 2}])
+    assert then["next"]["share_gpus"] == 1
+    assert (
+        f"  held by     {first} 2: 2 GPUs"
+        in cli("explain", waits, "--at", f"{time.time() - found['time_s']:.1f}s").stdout
+    )
     cli("cancel", waits)
 
 
