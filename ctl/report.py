@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,7 +16,7 @@ import typer
 
 from ..protocol.errors import UserError
 from ..protocol.messages import GetUsage, UsageBy, UsageReport, UsageRow
-from . import completion, jobreport, render
+from . import completion, jobreport, pictures, render
 from .context import JSON, of, print_json, show
 
 DAY_S = 86_400.0
@@ -56,6 +57,12 @@ def report(
     by: Annotated[
         UsageBy | None, typer.Option(help="What each row is about (default user).", show_default=False)
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Draw it, too: a file ending in {', '.join(pictures.SUFFIXES)}.", metavar="FILE", show_default=False
+        ),
+    ] = None,
     as_json: Annotated[bool, JSON] = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Comma-separated values, for spreadsheets.", show_default=False)
@@ -64,10 +71,14 @@ def report(
     """Show GPU-seconds of users, days or jobs: used, idle, paused, lost; or what became of one job's GPUs and time."""
     if as_json and as_csv:
         raise UserError("--json and --csv exclude each other")
+    if plot is not None:
+        pictures.check(plot)
     if which is not None:
         if as_csv or any(each is not None for each in (user, job, since, until, by)):
-            raise UserError(f"report {which}: goes with --json alone; a table of GPU-seconds is --job {which}")
-        _of_job(context, which, as_json)
+            raise UserError(
+                f"report {which}: goes with --json and --plot alone; a table of GPU-seconds is --job {which}"
+            )
+        _of_job(context, which, as_json, plot)
         return
     if job is not None and (user is not None or since is not None or until is not None or by is not None):
         raise UserError("--job stands alone: a job is reported over all of its life")
@@ -81,6 +92,8 @@ def report(
         until_s=day_s("--until", until, now) if until is not None else None,
     )
     found = _all_pages(context, request)
+    if plot is not None:
+        pictures.draw_usage(plot, found.rows, request.by)
     if as_csv:
         _print_csv(found.rows)
     elif as_json:
@@ -92,10 +105,12 @@ def report(
         print(render.usage_line(found, job is not None), file=sys.stderr)
 
 
-def _of_job(context: typer.Context, job: str, as_json: bool) -> None:
+def _of_job(context: typer.Context, job: str, as_json: bool, plot: Path | None) -> None:
     view = of(context).job(job)
     now_s = time.time()
     found = jobreport.report_of(view, now_s)
+    if plot is not None:
+        pictures.draw_job(plot, view, now_s)
     if as_json:
         print_json(jobreport.document(view, found))
     else:

@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
 from ..protocol.texts import gpu_count, many
-from . import render
+from . import pictures, render
 from . import simulation_tables as tables
 from .context import console, say
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 DEFAULT_POLICY = "max-min"
 CURVES = ("known", "measured")
 DEFAULT_SERVERS, DEFAULT_GPUS = 16, 4  # as in `simulator.files`, which --help does not load
-PICTURES = (".png", ".pdf", ".svg")
 LONGEST_STORY = 100
 
 
@@ -151,7 +150,8 @@ def simulate(
         str | None, typer.Option("--json", metavar="FILE", help="The results as JSON; - is stdout.", show_default=False)
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help=f"Draw the results: a file ending in {', '.join(PICTURES)}.", show_default=False)
+        Path | None,
+        typer.Option(help=f"Draw the results: a file ending in {', '.join(pictures.SUFFIXES)}.", show_default=False),
     ] = None,
     failures: Annotated[
         Path | None,
@@ -254,7 +254,7 @@ def simulate(
 
 def _check_outputs(as_json: str | None, plot: Path | None, jobs: Path | None, timeline: Path | None) -> None:
     """Check the output files before hours of simulation, not after."""
-    written = {"--json": None if as_json in (None, "-") else Path(str(as_json)), "--plot": plot}
+    written = {"--json": None if as_json in (None, "-") else Path(str(as_json))}
     rows = {"--jobs": jobs, "--timeline": timeline}
     for option, path in {**written, **rows}.items():
         if path is None:
@@ -271,14 +271,8 @@ def _check_outputs(as_json: str | None, plot: Path | None, jobs: Path | None, ti
                 check_file(path)
             except UserError as error:
                 raise UserError(f"{option}: {error}") from None
-    if plot is None:
-        return
-    if plot.suffix not in PICTURES:
-        raise UserError(f"--plot: {plot} must end in {', '.join(PICTURES)}")
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise UserError("--plot: matplotlib is not installed: pip install 'elasticctl[plots]'")
+    if plot is not None:
+        pictures.check(plot)
 
 
 # -- results
