@@ -27,7 +27,7 @@ from ..protocol.codec import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, Codec
 from ..protocol.errors import ElasticError, OperatorError, PeerError
 from ..protocol.messages import AgentHello, Envelope, GetControllers, Refused, Reply, StartWorker, ToControllerFromAgent
 from ..protocol.model import JobId, ServerId
-from ..protocol.principals import Principal, Role
+from ..protocol.principals import CLIENT_ROLES, Principal, Role
 from ..protocol.rate_limit import SubjectRateLimiter
 from ..protocol.times import BELIEVED_AGAIN_S, leadership
 from ..runtime import locks, memory, readiness, transport
@@ -87,8 +87,8 @@ REFUSED_INTERVAL_S = 2.0  # between two looks at the records of refused jobs
 
 CLIENTS = EndpointConfig(
     name="clients",
-    remote=(Role.USER, Role.OPERATOR),
-    local=(Role.USER, Role.OPERATOR),
+    remote=CLIENT_ROLES,
+    local=CLIENT_ROLES,
     frame_bytes=MAX_REQUEST_BYTES,
     waiting_out=64,  # a client sends one request at a time, and repeats it
     visitors=True,

@@ -11,7 +11,7 @@ import typer
 
 from ..protocol.errors import ClusterUnreachable, ElasticError, NotAllowed, UserError
 from ..protocol.messages import Ping
-from ..protocol.principals import Role, parse
+from ..protocol.principals import CLIENT_ROLES, parse
 from .context import JSON, configuration, console, of, print_json, say
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def init(keys: Keys = DIRECTORY) -> None:
 
 
 def add(
-    principal: Annotated[str, typer.Argument(help="user:NAME, operator:NAME or server:NAME.", metavar="ROLE:NAME")],
+    principal: Annotated[
+        str, typer.Argument(help="user:NAME, reader:NAME, operator:NAME or server:NAME.", metavar="ROLE:NAME")
+    ],
     account: Annotated[
         str | None, typer.Option(help="Unix account that their jobs run as (default: NAME).", show_default=False)
     ] = None,
@@ -115,7 +117,7 @@ def login(
     from .client import Client
 
     key = KeyFile.read(file.absolute(), UserError)
-    if key.role not in (Role.USER, Role.OPERATOR):
+    if key.role not in CLIENT_ROLES:
         raise UserError(f"{file} is the key of a {key.role.value}, not of a person")
     address = of(context).controller or key.controller
     if address is None:

@@ -21,9 +21,13 @@ class Role(enum.Enum):
     """Role of a principal: the rights that it has."""
 
     USER = "user"  # submits jobs, sees all jobs, acts on its own
+    READER = "reader"  # sees all jobs and the cluster, and changes nothing
     OPERATOR = "operator"  # acts on all jobs and on the cluster
     SERVER = "server"  # reports on the workers that were assigned to it
     CONTROLLER = "controller"
+
+
+CLIENT_ROLES = (Role.USER, Role.READER, Role.OPERATOR)  # roles of people and of the programs that act for them
 
 
 class Principal(Value, frozen=True, kw_only=True):

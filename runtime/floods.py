@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..protocol.figures import Figure, Kind, gauge, labelled
-from ..protocol.principals import Role
+from ..protocol.principals import CLIENT_ROLES, Role
 
 
 def _none() -> dict[str, int]:
-    return {role.value: 0 for role in (Role.USER, Role.OPERATOR, Role.SERVER)}
+    return {role.value: 0 for role in (*CLIENT_ROLES, Role.SERVER)}
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Authorisation of requests (trust).
 
-All users and operators see all jobs, servers, events and the policy. A user acts on the jobs that the user has
-submitted: scales, profiles and cancels them, and reads their logs and environments. An operator acts on all jobs, and
-on the cluster. Servers use another socket, and may make no requests here.
+All users, readers and operators see all jobs, servers, events and the policy; a reader does nothing else. A user acts on
+the jobs that the user has submitted: scales, profiles and cancels them, and reads their logs and environments. An
+operator acts on all jobs, and on the cluster. Servers use another socket, and may make no requests here.
 
 A job belongs to the principal that has submitted it, by name. Two kinds of jobs belong to the operators: those of the
 operator of a one-machine cluster (`LOCAL`), and those submitted before there were owners.
@@ -17,7 +17,18 @@ from ...protocol.messages import (
     AdoptServer,
     CordonServer,
     EndLoan,
+    GetControllers,
+    GetEnded,
+    GetEvents,
+    GetJob,
+    GetJobs,
+    GetOutlook,
+    GetPolicy,
+    GetQuotas,
+    GetServers,
+    GetUsage,
     LendGpus,
+    Ping,
     RemoveServer,
     Request,
     SaveAll,
@@ -25,16 +36,32 @@ from ...protocol.messages import (
     UncordonServer,
 )
 from ...protocol.model import JobSpec
-from ...protocol.principals import LOCAL, LOCAL_OPERATOR, Principal, Role
+from ...protocol.principals import CLIENT_ROLES, LOCAL, LOCAL_OPERATOR, Principal, Role
 from ..jobs.job import Job
+
+READS = (
+    GetControllers,
+    GetEnded,
+    GetEvents,
+    GetJob,
+    GetJobs,
+    GetOutlook,
+    GetPolicy,
+    GetQuotas,
+    GetServers,
+    GetUsage,
+    Ping,
+)
 
 
 def check(who: Principal, request: Request) -> None:
     """Check that `who` may make this request, regardless of the job. Raises NotAllowed."""
     if who.role is Role.OPERATOR:
         return
-    if who.role is not Role.USER or who.name in ("", LOCAL):
-        raise NotAllowed(f"{who} is neither a user nor an operator: nothing can be asked for under this name")
+    if who.role not in CLIENT_ROLES or who.name in ("", LOCAL):
+        raise NotAllowed(f"{who} is no user, reader or operator: nothing can be asked for under this name")
+    if who.role is Role.READER and not isinstance(request, READS):
+        raise NotAllowed(f"{who} may look at jobs and servers, and change nothing: a user's key can")
     match request:
         case SetPolicy(dry_run=False):
             raise NotAllowed("only operators may change the policy; --dry-run tells what it would change")

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ... import __version__
 from ...protocol.errors import UserError
 from ...protocol.messages import PROTOCOL_VERSION, VERSIONS_AHEAD, ServerState, ServerView
-from ...protocol.principals import Role
+from ...protocol.principals import CLIENT_ROLES
 from ...protocol.texts import many
 from ...runtime.keys import KeyFile
 from .. import record
@@ -111,7 +111,7 @@ def key(place: Place) -> Finding:
         found = KeyFile.read(path, UserError)
     except UserError as error:
         return failure(str(error), f"mode 0600 and your own; or `elasticctl login` with a new one in place of {path}")
-    if found.role not in (Role.USER, Role.OPERATOR):
+    if found.role not in CLIENT_ROLES:
         return failure(
             f"{path} is the key of a {found.role.value}", "ask an operator for a key of your own (user:NAME)"
         )

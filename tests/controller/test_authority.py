@@ -67,6 +67,7 @@ BOB = Principal(role=Role.USER, name="bob", account="bob")
 OLGA = Principal(role=Role.OPERATOR, name="olga", account="olga")
 SERVER = Principal(role=Role.SERVER, name="s1")
 CONTROLLER = Principal(role=Role.CONTROLLER, name="c")
+READER = Principal(role=Role.READER, name="alice")
 NOBODY = Principal(role=Role.USER, name="")
 FALSE_LOCAL = Principal(role=Role.USER, name=LOCAL)
 POLICY = SetPolicy(document={"policy": "fifo"}, source="fifo")
@@ -413,3 +414,18 @@ def test_a_refused_request_that_is_repeated_is_one_attempt():
     for _ in range(5):
         assert world.ask(Cancel(job=job.id), "again", who=BOB).not_allowed
     assert len([line for line in world.audits if not line.done]) == 1
+
+
+def test_a_reader_with_a_users_name_sees_the_users_jobs_without_their_environments_and_changes_nothing() -> None:
+    world = World()
+    job = world.submit(job_spec(env={"TOKEN": "secret"}), ALICE)
+    world.settle(job.id)
+    assert world.ask(GetJob(job=job.id), who=ALICE).job.spec.env == {"TOKEN": "secret"}
+    assert world.ask(GetJob(job=job.id), who=READER).job.spec.env == {}
+    log = GetLog(job=job.id, worker=next(iter(job.workers)).worker)
+    for request in (Cancel(job=job.id), Submit(spec=job_spec("other")), log, SetPolicy(document=None, dry_run=True)):
+        refused = world.ask(request, who=READER)
+        assert isinstance(refused, Refused)
+        assert refused.not_allowed
+        assert refused.reason == "reader:alice may look at jobs and servers, and change nothing: a user's key can"
+    assert not job.final

@@ -29,6 +29,7 @@ COLUMNS = {
     "no key": Principal(role=Role.USER, name=""),
     "server": Principal(role=Role.SERVER, name="s1"),
     "controller": Principal(role=Role.CONTROLLER, name="c"),
+    "reader": Principal(role=Role.READER, name="web"),
     "user: another's": Principal(role=Role.USER, name="bob", account="bob"),
     "user: own": ALICE,
     "operator": Principal(role=Role.OPERATOR, name="olga", account="olga"),
