@@ -152,8 +152,8 @@ def test_a_server_of_cpu_slots_is_sampled_by_its_processes() -> None:
             shim.stdout.readline()
             sampler.start()
             give_up_at, found = time.monotonic() + 60, ()
-            while time.monotonic() < give_up_at and not (found and found[0].use.busy_gpu_s > 0):
-                time.sleep(0.1)
+            while time.monotonic() < give_up_at and not (found and found[0].use.busy_gpu_s > 0 and not found[0].idle_s):
+                time.sleep(0.1)  # on a crowded machine a sample may see too little computing to count
                 found = sampler.deliver() or found
             assert found[0].worker == "digits-1.0"
             assert found[0].use.busy_gpu_s > 0
