@@ -144,19 +144,19 @@ def check(
 
 def _finding(file: Path) -> dict[str, Any]:
     from ..runtime.config import line_of
-    from ..scheduler import own
+    from ..scheduler import plugin
     from ..scheduler.options import WrongOption
     from ..simulator import files
 
     try:
         policy = files.read_scheduler(file).policy
-        if isinstance(policy, own.FromFile):
-            own.try_out(policy)
+        if isinstance(policy, plugin.LoadedPlugin):
+            plugin.try_out(policy)
         return {"file": str(file), "ok": True, "policy": policy.name}
     except WrongOption as error:
         where = {"line": line_of(file, error.field), "field": error.field or None}
         return {"file": str(file), "ok": False, **where, "reason": files.sentence(file, error)}
-    except own.PolicyError as error:
+    except plugin.PolicyError as error:
         return {"file": str(file), "ok": False, "line": error.line, "field": None, "reason": str(error)}
     except UserError as error:  # the file cannot be read, or is not YAML
         return {"file": str(file), "ok": False, "line": None, "field": None, "reason": str(error)}

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from .own import FromFile
 from .placement.registry import PLACEMENTS
+from .plugin import LoadedPlugin
 from .policies import POLICIES
 from .scheduler import ADMISSIONS, PACKINGS
 
@@ -56,7 +56,7 @@ def _needs_lengths(kind: Any) -> bool:
 
 def rule_of(policy: object) -> str:
     """Return the rule of a policy: the first sentence of its class's docstring; "" if there is none."""
-    kind = type(policy.own if isinstance(policy, FromFile) else policy)
+    kind = type(policy.plugin if isinstance(policy, LoadedPlugin) else policy)
     return re.split(r"(?<=\.)\s", _paragraphs(kind)[0], maxsplit=1)[0].rstrip(".")
 
 

@@ -13,7 +13,7 @@ A policy file names a policy with its parameters, and may name stages too::
 
 Stages that it does not name are those of the controller's configuration. If neither names an admission, the policy's
 own one is used, if it has one (`elasticflow`: deadlines that cannot be kept are refused). In place of a policy's name
-it may have that of a Python file (`own`).
+it may have that of a Python file (`plugin`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace as replace_in
 
-from . import own
+from . import plugin
 from .admission import ADMIT_ALL, Admission, AdmitAll, Bounded
 from .deadlines.admitting import EdfAdmission, ElasticflowAdmission
 from .deadlines.table import DEFAULT_TERMS, Terms
@@ -104,17 +104,17 @@ def load_scheduler(
     """Return the scheduler that a policy file describes; `default` has the stages that it does not name.
 
     `python_from`: the directory to which names of Python files with policies are relative; None: such files are
-    refused. Raises WrongOption naming source and field, or `own.PolicyError`.
+    refused. Raises WrongOption naming source and field, or `plugin.PolicyError`.
     """
     choice = convert(plain(document), Choice, source)
     policy: LoadedPolicy
-    if not choice.policy.endswith(own.ENDING):
+    if not choice.policy.endswith(plugin.ENDING):
         policy = load_policy({"policy": choice.policy, "parameters": choice.parameters}, source)
     elif python_from is None:
-        raise own.refused(source)
+        raise plugin.refused(source)
     else:
         path = choice.policy if choice.policy.startswith("/") else f"{python_from}/{choice.policy}"
-        policy = own.load(path, choice.parameters, source)
+        policy = plugin.load(path, choice.parameters, source)
     stages = load_stages(source, choice.admission, choice.packing, choice.placement, default)
     if choice.deadlines is not None:
         stages = replace(stages, deadlines=choice.deadlines)
@@ -207,7 +207,7 @@ def document(scheduler: Scheduler) -> dict[str, Any]:
     A Python file's name is followed by `code`, a digest of its text.
     """
     stages = scheduler.stages
-    code = {"code": scheduler.policy.code} if isinstance(scheduler.policy, own.FromFile) else {}
+    code = {"code": scheduler.policy.code} if isinstance(scheduler.policy, plugin.LoadedPlugin) else {}
 
     def stage(one: Admission | Placement) -> dict[str, Any]:
         return {"name": one.name, "parameters": msgspec.to_builtins(one.parameters)}

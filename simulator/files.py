@@ -9,7 +9,7 @@ from typing import Any
 from ..protocol.errors import UserError
 from ..runtime import config
 from ..scheduler.options import WrongOption
-from ..scheduler.own import PolicyError
+from ..scheduler.plugin import PolicyError
 from ..scheduler.policies import NAMES
 from ..scheduler.profiles.tables import Table, read
 from ..scheduler.scheduler import Scheduler, Stages, load_scheduler, load_stages

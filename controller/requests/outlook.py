@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from ...protocol.messages import Outlook, OutlookJob
 from ...protocol.model import GpuAddress, JobId
 from ...scheduler.ended import Ended
-from ...scheduler.own import FromFile
+from ...scheduler.plugin import LoadedPlugin
 from ...scheduler.scheduler import document
 from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, JobTable
 from ..cluster import Cluster
@@ -129,7 +129,7 @@ def _lengths(cluster: Cluster) -> Ended:
 def _obstacle(cluster: Cluster) -> str:
     """Return why a simulation would not decide as this controller does; "" if it would."""
     scheduler = cluster.planning.decider.scheduler
-    if isinstance(scheduler.policy, FromFile):
+    if isinstance(scheduler.policy, LoadedPlugin):
         return "the policy is a Python file on the controller's host"
     if scheduler.stages.quotas.any:
         return "quotas divide the GPUs"

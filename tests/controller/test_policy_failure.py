@@ -58,10 +58,10 @@ def test_jobs_keep_their_gpus_and_the_failure_is_told_once(monkeypatch: pytest.M
 
 
 OWN = """\
-from elasticd.scheduler.own import OwnPolicy
+from elasticd.scheduler.plugin import PolicyPlugin
 
 
-class Mine(OwnPolicy):
+class Mine(PolicyPlugin):
     def shares(self, jobs, gpus, now, rng):
         assert len(jobs) < 2, "more than one"
         return [min(2, gpus)] * len(jobs)

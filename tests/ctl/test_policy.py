@@ -175,10 +175,10 @@ def test_all_files_are_checked_even_if_the_first_is_wrong(call: Call) -> None:
 
 
 MINE = """\
-from elasticd.scheduler.own import OwnPolicy
+from elasticd.scheduler.plugin import PolicyPlugin
 
 
-class Mine(OwnPolicy):
+class Mine(PolicyPlugin):
     def shares(self, jobs, gpus, now, rng):
         return [0] * (len(jobs) - 1)
 """

@@ -25,7 +25,7 @@ OF_TORCH = {"all_gather_object", "broadcast_object_list", "gather_object", "scat
 # A worker's forked process executes the user's script as the user: that is its purpose.
 ALLOWED = {("agent/forkserver/child.py", "exec"), ("agent/forkserver/child.py", "compile")}
 # A policy's Python file comes from a simulation's user or the operator's configuration; requests that name one are refused.
-ALLOWED |= {("scheduler/own.py", "exec"), ("scheduler/own.py", "compile")}
+ALLOWED |= {("scheduler/plugin.py", "exec"), ("scheduler/plugin.py", "compile")}
 
 
 def found(tree: ast.Module) -> Iterator[str]:

@@ -115,7 +115,7 @@ def test_the_policy_of_the_page_decides_like_the_built_in_one_that_it_resembles(
 def test_a_policy_of_ones_own_that_fails_ends_the_simulation_with_file_and_line(
     simulate: Simulate, tmp_path: Path
 ) -> None:
-    text = "from elasticd.scheduler.own import OwnPolicy\n\n\nclass Mine(OwnPolicy):\n"
+    text = "from elasticd.scheduler.plugin import PolicyPlugin\n\n\nclass Mine(PolicyPlugin):\n"
     text += "    def shares(self, jobs, gpus, now, rng):\n"
     (tmp_path / "mine.py").write_text(text + "        return [0 // (len(jobs) - 3)] * len(jobs)\n")
     for processes in ("1", "2"):

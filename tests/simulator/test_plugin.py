@@ -12,7 +12,7 @@ from elasticd.protocol.errors import UserError
 from elasticd.simulator import simulate
 
 PAGE = Path(__file__).parents[2] / "docs" / "research.md"
-HEAD = "import numpy as np\nfrom elasticd.scheduler.own import OwnPolicy, Shares\n\n\nclass Mine(OwnPolicy):\n"
+HEAD = "import numpy as np\nfrom elasticd.scheduler.plugin import PolicyPlugin, Shares\n\n\nclass Mine(PolicyPlugin):\n"
 TWO = {"job": ["a", "b"], "submit_s": [0, 0], "duration_s": [100, 250], "gpus": [1, 1]}
 
 
