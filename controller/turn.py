@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 All records of one turn form one transaction, committed before the first message of the turn is sent. So a submission costs a
 share of one fsync, and no message is sent that a crash could make untrue. If the store limits a transaction, the turn is
-recorded in pieces of whole events, and a message is sent only after its own piece is durable (`piece`).
+recorded in batches of whole events, and a message is sent only after its own batch is durable (`write_batch`).
 
 A commit may fail: the disk is full, the database is locked, the device fails. Then the machine's state is ahead of the store,
 and the machine is dropped with all messages that it was about to send. Agents and workers go on by themselves, as they do
@@ -59,9 +59,9 @@ from .events import (
 )
 from .jobs.archive import PREFIX as ARCHIVE
 from .machine import ControllerMachine
-from .piece import Piece, changes_of
 from .requests.answers import changes
 from .store.interface import AFTER_ALL, Delete, Put, Store, StoreUnavailable
+from .write_batch import WriteBatch, changes_of
 
 MOST_DOUBTED = 10_000  # requests in doubt; beyond this the oldest may be refused although they are recorded
 
@@ -131,9 +131,9 @@ class Turn:
         self._away: _Away | None = None
         self._stands_down: StandDown | None = None
         self._durable: list[Outgoing] = []  # messages that may be sent: the records under them are durable
-        self._outbox: list[Outgoing] = []  # messages that wait for the commit of the piece
-        self._piece = Piece(store.limits)
-        self._asked: list[ClientRequest] = []  # requests of this piece
+        self._outbox: list[Outgoing] = []  # messages that wait for the commit of the batch
+        self._batch = WriteBatch(store.limits)
+        self._asked: list[ClientRequest] = []  # requests of this batch
         self._unsettled: dict[str, ClientRequest] = {}  # by name, for the next machine
         # Unanswered requests that may be recorded: by name, the client and the id that an answer goes to.
         self._doubted: dict[str, tuple[bytes, str]] = {}
@@ -169,7 +169,7 @@ class Turn:
         return self._machine.next_deadline() if self._away is None else self._away.probe_s
 
     def take(self, now: float, event: Event) -> None:
-        """Handle an event. If the event's records do not fit into the current piece, the piece is committed first."""
+        """Handle an event. If the event's records do not fit into the current batch, the batch is committed first."""
         if self._stands_down is not None:
             if isinstance(event, ClientRequest):
                 self._refer(event, self._stands_down)
@@ -182,7 +182,7 @@ class Turn:
                 self._stand_down(action)
                 return
         changed = changes_of(actions)
-        if not self._piece.takes(changed):
+        if not self._batch.fits(changed):
             self._commit(now)
             if self._away is not None:
                 self._away = replace(self._away, memory=False)  # the machine knows what this event has changed
@@ -200,7 +200,7 @@ class Turn:
             self._asked.append(event)
             if event.name in self._doubted:
                 self._doubt(event)
-        self._piece.add(changed)
+        self._batch.add(changed)
         self._outbox += [action for action in actions if not isinstance(action, Record | Fetch | StandDown)]
         for action in actions:
             if isinstance(action, Fetch):
@@ -208,7 +208,7 @@ class Turn:
 
     def _stand_down(self, why: StandDown) -> None:
         self._stands_down = why
-        self._piece.taken()  # drop the uncommitted records
+        self._batch.take_all()  # drop the uncommitted records
         text = f"server {why.told_by} has heard of term {why.term}, and this is term {self._machine.term}: stands down"
         self._outbox = [Warn(text, why.told_by)]
         asked, self._asked = self._asked, []
@@ -263,7 +263,7 @@ class Turn:
 
     def _sendable(self) -> list[Outgoing]:
         sendable, self._durable = self._durable, []
-        if not self._piece:
+        if not self._batch:
             sendable += self._outbox
             self._outbox = []
         if self._doubted:
@@ -285,7 +285,7 @@ class Turn:
         return self._build(now, [*((record.key, record.value) for record in found), *archived])
 
     def _fetch(self, now: float, fetch: Fetch) -> None:
-        """Read the records that a request needs; records of the uncommitted piece count as written."""
+        """Read the records that a request needs; records of the uncommitted batch count as written."""
         try:
             found = tuple((key, self._read(key)) for key in fetch.keys)
         except StoreUnavailable as error:
@@ -301,15 +301,15 @@ class Turn:
         self.take(now, Fetched(fetch.request, found))
 
     def _read(self, key: str) -> bytes | None:
-        write = self._piece.writes.get(key)
+        write = self._batch.writes.get(key)
         if write is not None:
             return write.value if isinstance(write, Put) else None
         record = self._store.get(key)
         return record.value if record is not None else None
 
     def _commit(self, now: float) -> None:
-        """Commit the piece in one transaction, with the last of several values for one key."""
-        writes = self._piece.taken()
+        """Commit the batch in one transaction, with the last of several values for one key."""
+        writes = self._batch.take_all()
         asked, self._asked = self._asked, []
         if not writes:
             return
@@ -328,7 +328,7 @@ class Turn:
     def _leave(
         self, now: float, error: StoreUnavailable, writes: tuple[Put | Delete, ...], asked: Sequence[ClientRequest]
     ) -> None:
-        """Drop the messages of a failed piece. Its requests are refused, or kept until their outcome is known."""
+        """Drop the messages of a failed batch. Its requests are refused, or kept until their outcome is known."""
         if error.outcome_unknown and self._set_s != 0:
             self._clock_in_doubt, self._set_s = _ClockInDoubt(writes, self._set_s), 0.0
         size = sum(len(write.key) + len(write.value) for write in writes if isinstance(write, Put))

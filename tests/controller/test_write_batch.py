@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from elasticd.controller.events import AgentMessage, ClientRequest
-from elasticd.controller.piece import changes_of
 from elasticd.controller.store import Delete, If, Limits, Put, StoreUnavailable
 from elasticd.controller.turn import Turn
+from elasticd.controller.write_batch import changes_of
 from elasticd.protocol.messages import AgentHeartbeat, Answer, Envelope, Refused, Reply, Submit, Submitted
 
 _spec = importlib.util.spec_from_file_location("controller_turn_stories", Path(__file__).with_name("test_turn.py"))

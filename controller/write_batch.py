@@ -1,7 +1,8 @@
-"""The records of a turn in pieces: the changes of whole events, as many as fit into one transaction of the store. Pure.
+"""Write batches: the records of a turn, cut into transactions: the changes of whole events, as many as fit into one transaction
+of the store. Pure.
 
-An event's changes are never split. So after each piece the store holds the same records as if the turn had ended there. An event
-that exceeds a transaction is a piece of its own, and the store makes it durable as a whole (`store.journal`).
+An event's changes are never split. So after each batch the store holds the same records as if the turn had ended there. An event
+that exceeds a transaction is a batch of its own, and the store makes it durable as a whole (`store.journal`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def changes_of(actions: Iterable[Action]) -> dict[str, Put | Delete]:
     return found
 
 
-class Piece:
+class WriteBatch:
     """Changes of records for the next commit."""
 
     def __init__(self, limits: Limits) -> None:
@@ -39,8 +40,8 @@ class Piece:
     def writes(self) -> Writes:
         return self._writes
 
-    def takes(self, more: Writes) -> bool:
-        """Return whether the piece still fits into one transaction together with the changes `more` of an event."""
+    def fits(self, more: Writes) -> bool:
+        """Return whether the batch still fits into one transaction together with the changes `more` of an event."""
         if self._limits.is_none or not self._writes or not more:
             return True
         return self._limits.allow(len(self._writes.keys() | more.keys()), self._size + self._added(more))
@@ -51,12 +52,12 @@ class Piece:
             self._size += self._added(more)
         self._writes.update(more)
 
-    def taken(self) -> tuple[Put | Delete, ...]:
-        """Return all changes, and begin a new piece."""
+    def take_all(self) -> tuple[Put | Delete, ...]:
+        """Return all changes, and begin a new batch."""
         writes, self._writes, self._size = tuple(self._writes.values()), {}, 0
         return writes
 
     def _added(self, more: Writes) -> int:
-        """Return by how many bytes the piece grows; a later change of a key replaces the earlier one."""
+        """Return by how many bytes the batch grows; a later change of a key replaces the earlier one."""
         before = sum(self._limits.size(self._writes[key]) for key in more if key in self._writes)
         return sum(map(self._limits.size, more.values())) - before
