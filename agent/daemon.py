@@ -58,6 +58,7 @@ from .disk import Disk, Rules, load_identity
 from .environment import Surroundings, common_environment
 from .events import (
     Action,
+    AgentTick,
     CommandExchanged,
     ControllerMessage,
     Event,
@@ -78,7 +79,6 @@ from .events import (
     SignalProcess,
     StartProcess,
     TakeSnapshotPart,
-    TimePassed,
     UseSampled,
     Warn,
     WarnProcess,
@@ -472,7 +472,7 @@ class AgentDaemon:
             self._renew(self._renewing, inventory)
         now, over_at = self._clock.now(), self._health.next_deadline()
         if over_at is not None and now >= over_at:
-            self._observe(health.TimePassed())
+            self._observe(health.HealthTick())
         self._checks.pass_time(now)
         self._snapshots.pass_time()
         if self._exporter is not None and self._exporter.wanted:
@@ -480,7 +480,7 @@ class AgentDaemon:
             self._exporter.publish([*own, *self._workers.floods.figures(self._workers.waiting, "agent_")])
         deadline = self._machine.next_deadline()
         if deadline is not None and self._clock.now() >= deadline:
-            self._dispatch(TimePassed())
+            self._dispatch(AgentTick())
         self._controllers.pass_time()
         if trouble := self._reach.look(self._clock.now()):
             log.warning("%s", trouble)

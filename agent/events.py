@@ -141,7 +141,7 @@ class UseSampled:
 
 
 @dataclass(frozen=True)
-class TimePassed:
+class AgentTick:
     """The deadline of `next_deadline` may have passed."""
 
 
@@ -161,7 +161,7 @@ Event = (
     | HealthChanged
     | ServerChanged
     | UseSampled
-    | TimePassed
+    | AgentTick
 )
 
 # ------------------------------------------------------------------------------------------------------------------ actions

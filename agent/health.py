@@ -151,11 +151,11 @@ class LimitsTried:
 
 
 @dataclass(frozen=True)
-class TimePassed:
+class HealthTick:
     """The deadline may have passed."""
 
 
-Observation = XidSeen | GpusRead | DriverLooked | DisksRead | CheckFailed | LimitsTried | TimePassed
+Observation = XidSeen | GpusRead | DriverLooked | DisksRead | CheckFailed | LimitsTried | HealthTick
 
 # ---------------------------------------------------------------------------------------------------------------- the cases
 
@@ -214,7 +214,7 @@ class Health:
         return tuple(sorted(found, key=lambda one: (-1 if one.gpu is None else one.gpu, one.code)))
 
     def next_deadline(self) -> float | None:
-        """Return when `handle` wants a TimePassed."""
+        """Return when `handle` wants a HealthTick."""
         return min((case.until_s for case in self._cases.values() if case.until_s is not None), default=None)
 
     def kept(self, boot: str) -> Kept:
@@ -283,7 +283,7 @@ class Health:
                 else:
                     # Without probation: an operator has mended it, and the trial has succeeded
                     self._cases.pop(key, None)
-            case TimePassed():
+            case HealthTick():
                 pass
         self._pass_time(now)
         return self._signature() != before

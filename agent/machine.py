@@ -76,6 +76,7 @@ from ..protocol.times import (
 )
 from .events import (
     Action,
+    AgentTick,
     CommandExchanged,
     Connected,
     ControllerMessage,
@@ -100,7 +101,6 @@ from .events import (
     StartProcess,
     StopSignal,
     TakeSnapshotPart,
-    TimePassed,
     UseSampled,
     Warn,
     WarnProcess,
@@ -231,7 +231,7 @@ class AgentMachine:
         return tuple(index for process in list(self._running.values()) for index in (process.gpu, *process.gpus))
 
     def next_deadline(self) -> float | None:
-        """When `handle` wants a TimePassed (Unix time, s)."""
+        """When `handle` wants a AgentTick (Unix time, s)."""
         if not self._started:
             return None
         soonest, silence = min(self._session.deadline(), self._write_again_at), float("inf")
@@ -297,7 +297,7 @@ class AgentMachine:
                 return self._end(worker, None, reason, fault)
             case ProcessExited(worker, exit_code, reason, known, path):
                 return self._end(worker, exit_code, reason, known or fault_of(exit_code), path)
-            case TimePassed():
+            case AgentTick():
                 return self._pass_time(now)
 
     # -- the controller

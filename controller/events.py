@@ -42,7 +42,7 @@ class ClientRequest:
 
 
 @dataclass(frozen=True)
-class TimePassed:
+class ControllerTick:
     """The time of `next_deadline` has come."""
 
 
@@ -103,7 +103,7 @@ Event = (
     | AgentMessage
     | ClientRequest
     | Fetched
-    | TimePassed
+    | ControllerTick
     | ClockSet
     | StoreReturned
     | RecordsRefused

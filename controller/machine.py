@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 An event first changes the state (`inbound`, `requests`), and marks the jobs that it concerns as dirty. As long as any job is
-dirty, `next_deadline` returns the present time. So the turn sends `TimePassed` once, after all its other events: each turn makes
-one scheduling decision and reconciles each dirty job once, however many events there were (`reconcile`). The actions of each
-event begin with a `Record` of all its changes: record, then act.
+dirty, `next_deadline` returns the present time. So the turn sends `ControllerTick` once, after all its other events: each turn
+makes one scheduling decision and reconciles each dirty job once, however many events there were (`reconcile`). The actions of
+each event begin with a `Record` of all its changes: record, then act.
 
 The state of a job is in `jobs`; `jobs.generations` decides which roster a job needs next.
 """
@@ -24,13 +24,13 @@ from .events import (
     AgentMessage,
     ClientRequest,
     ClockSet,
+    ControllerTick,
     Event,
     Fetched,
     NoticeDone,
     Reconfigured,
     RecordsRefused,
     StoreReturned,
-    TimePassed,
 )
 from .inbound import snapshots
 from .inbound.absence import Absences
@@ -102,7 +102,7 @@ class ControllerMachine:
                 snapshots.on_fetched(self._cluster, asked, records)
             case Fetched(ClientRequest() as asked, records):
                 on_request(self._cluster, now, asked, records)
-            case TimePassed():
+            case ControllerTick():
                 self._pass_time(now)
             case ClockSet(by_s):
                 self._cluster.jobs.clock_was_set(now, by_s)
@@ -122,7 +122,7 @@ class ControllerMachine:
                     rules_changed(self._cluster)
                 reconfigured(self._cluster, now, configured)
         if not self._cluster.servers.awaited or isinstance(
-            event, TimePassed
+            event, ControllerTick
         ):  # the hellos of awaited servers come first
             keep_up(self._cluster, now)
         return self._cluster.take_effects(now)
@@ -142,7 +142,7 @@ class ControllerMachine:
         return self._cluster.take_effects(self._now)
 
     def next_deadline(self) -> float | None:
-        """Return when the machine needs `TimePassed` (Unix time, s); None: no deadline."""
+        """Return when the machine needs `ControllerTick` (Unix time, s); None: no deadline."""
         cluster = self._cluster
         decide = cluster.planning.due and cluster.may_decide(self._now)
         if not cluster.servers.awaited and (
@@ -155,7 +155,7 @@ class ControllerMachine:
         return min(soonest, self._now + self._absences.watch_s) if soonest < math.inf else None
 
     def decides_among_many(self, now: float) -> bool:
-        """Return whether the next `TimePassed` makes a decision about so many jobs that replies should be sent before it."""
+        """Return whether the next `ControllerTick` makes a decision about so many jobs that replies should be sent before it."""
         cluster = self._cluster
         return cluster.jobs.many and cluster.planning.due and not cluster.servers.awaited and cluster.may_decide(now)
 

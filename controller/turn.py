@@ -46,6 +46,7 @@ from .events import (
     Audit,
     ClientRequest,
     ClockSet,
+    ControllerTick,
     Event,
     Fetch,
     Fetched,
@@ -54,7 +55,6 @@ from .events import (
     ReplyClient,
     StandDown,
     StoreReturned,
-    TimePassed,
     Warn,
 )
 from .jobs.archive import PREFIX as ARCHIVE
@@ -256,7 +256,7 @@ class Turn:
         if self._away is None:
             deadline = self._machine.next_deadline()
             if now < self._turned_s or (deadline is not None and deadline <= now):
-                self.take(now, TimePassed())
+                self.take(now, ControllerTick())
             self._commit(now)
         self._turned_s = now
         return self._sendable()

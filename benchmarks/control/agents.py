@@ -28,6 +28,7 @@ import zmq
 from benchmarks.control.keys import Keys
 from benchmarks.control.store import CLUSTER, identity, server
 from elasticd.agent.events import (
+    AgentTick,
     Connected,
     ControllerMessage,
     Event,
@@ -43,7 +44,6 @@ from elasticd.agent.events import (
     SignalProcess,
     Started,
     StartProcess,
-    TimePassed,
     WorkerStatusReceived,
 )
 from elasticd.agent.identity import Identity
@@ -285,7 +285,7 @@ class Fleet:
             unix = time.time()
             for agent in agents:
                 if agent.due <= unix:
-                    agent.handle(TimePassed())
+                    agent.handle(AgentTick())
             time.sleep(max(0.0, began + TICK_S - time.monotonic()))
 
     def _told(self, line: str) -> bool:

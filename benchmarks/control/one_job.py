@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from elasticd.controller.events import Action, AgentMessage, ClientRequest, Event, Record, SendAgent, TimePassed
+from elasticd.controller.events import Action, AgentMessage, ClientRequest, ControllerTick, Event, Record, SendAgent
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.settings import Settings
 from elasticd.protocol.messages import (
@@ -140,7 +140,7 @@ class Bench:
         for event in events:
             done += self.machine.handle(self.now, event)
         while (due_s := self.machine.next_deadline()) is not None and due_s <= self.now:
-            done += self.machine.handle(self.now, TimePassed())
+            done += self.machine.handle(self.now, ControllerTick())
         took_s = time.process_time() - began_s
         spent = self._spent
         spent.turns, spent.cpu_s, spent.longest_s = spent.turns + 1, spent.cpu_s + took_s, max(spent.longest_s, took_s)
@@ -236,7 +236,7 @@ class Bench:
                 self._tell(name, AgentHeartbeat(server=name))
         self.now = heard_s + LEASE_S
         with self.measured("a server is lost"):
-            self.turn(TimePassed())
+            self.turn(ControllerTick())
         self.workers = {name: worker for name, worker in self.workers.items() if worker.server != gone}
 
     def end(self) -> None:

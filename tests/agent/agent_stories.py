@@ -6,6 +6,7 @@ import msgspec
 
 from elasticd.agent.events import (
     Action,
+    AgentTick,
     ControllerMessage,
     Event,
     SendController,
@@ -13,7 +14,6 @@ from elasticd.agent.events import (
     SignalProcess,
     Started,
     StopSignal,
-    TimePassed,
     WorkerStatusReceived,
 )
 from elasticd.agent.identity import Identity
@@ -97,7 +97,7 @@ class Driven:
 
     def pass_time(self, seconds: float) -> list[Action]:
         self.now += seconds
-        return self.machine.handle(self.now, TimePassed())
+        return self.machine.handle(self.now, AgentTick())
 
     def hello(self) -> AgentHello:
         """The agent's next hello."""
@@ -131,7 +131,7 @@ class Silence:
             deadline = self.machine.next_deadline()
             assert deadline is not None
             self.now = min(end, self.now + 1.0, max(deadline, self.now + 0.001))
-            actions += self.machine.handle(self.now, TimePassed())
+            actions += self.machine.handle(self.now, AgentTick())
         return [action for action in actions if isinstance(action, SignalProcess)]
 
 

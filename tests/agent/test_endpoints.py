@@ -10,13 +10,13 @@ from pathlib import Path
 from elasticd.agent.endpoints import Endpoints
 from elasticd.agent.events import (
     Action,
+    AgentTick,
     Connected,
     ControllerMessage,
     Disconnected,
     HelloNotSent,
     SendController,
     Started,
-    TimePassed,
 )
 from elasticd.agent.machine import AgentMachine
 from elasticd.agent.session import LONGEST_WAIT_INTERVALS, SCATTER
@@ -86,7 +86,7 @@ class Agent:
         end = self.now + seconds
         while (deadline := self.machine.next_deadline()) is not None and deadline <= end:
             self.now = max(self.now, deadline)
-            self.take(self.machine.handle(self.now, TimePassed()))
+            self.take(self.machine.handle(self.now, AgentTick()))
         self.now = end
 
     @property

@@ -17,9 +17,9 @@ from elasticd.agent.health import (
     GpuReading,
     GpusRead,
     Health,
+    HealthTick,
     LimitsTried,
     Rules,
-    TimePassed,
     XidSeen,
 )
 from elasticd.protocol.model import Severity, Trouble
@@ -98,8 +98,8 @@ def test_an_xid_of_an_application_is_shown_for_a_while():
     health.handle(0.0, XidSeen(0, 13))
     health.handle(50.0, XidSeen(0, 13))
     assert health.next_deadline() == 150.0
-    assert not health.handle(149.0, TimePassed())
-    assert health.handle(150.0, TimePassed())
+    assert not health.handle(149.0, HealthTick())
+    assert health.handle(150.0, HealthTick())
     assert told(health) == {}
 
 
@@ -111,7 +111,7 @@ def test_a_gpu_that_was_lost_and_is_back_has_been_reset_and_is_on_probation():
     look(health, 100.0)
     assert told(health) == {(0, "gpu-lost"): Severity.NO_NEW_WORK, (0, "xid-79"): Severity.NO_NEW_WORK}
     assert "on probation" in health.troubles()[0].text
-    health.handle(160.0, TimePassed())
+    health.handle(160.0, HealthTick())
     assert told(health) == {}
 
 
@@ -228,7 +228,7 @@ def test_a_full_or_silent_disk_and_a_driver_that_is_gone_are_troubles_of_the_ser
     health.handle(1.0, DisksRead((DiskReading("checkpoints", "/data", 1 << 30, 1 << 28),)))
     health.handle(1.0, DisksRead((DiskReading("state", "/var", 1 << 30, 1 << 28),)))
     health.handle(1.0, DriverLooked())
-    health.handle(20.0, TimePassed())
+    health.handle(20.0, HealthTick())
     assert told(health) == {}
 
 
@@ -271,7 +271,7 @@ def test_after_a_boot_all_is_on_probation():
     after = Health(Rules(probation_s=60.0))
     after.restore(500.0, before.kept("boot-1"), "boot-2")
     assert told(after) == {(0, "xid-79"): Severity.NO_NEW_WORK}
-    after.handle(560.0, TimePassed())
+    after.handle(560.0, HealthTick())
     assert told(after) == {}
 
 
@@ -281,7 +281,7 @@ def test_what_the_inventory_has_found_is_over_when_the_gpu_answers():
     look(health, 1.0, GpuReading(lost="it is not counted"))
     assert set(told(health)) == {(0, "gpu-lost"), (0, "gpu-missing")}
     look(health, 2.0)
-    health.handle(100.0, TimePassed())
+    health.handle(100.0, HealthTick())
     assert told(health) == {}
 
 
@@ -352,7 +352,7 @@ def test_a_disk_that_answers_with_an_error_is_a_trouble_of_the_server():
     assert told(health) == {(None, "disk-fails-state"): Severity.NO_NEW_WORK}
     assert health.troubles()[0].text == "the file system of /var (state) cannot be used: Input/output error"
     health.handle(1.0, DisksRead((DiskReading("state", "/var", 1 << 30, 1 << 28),)))
-    health.handle(12.0, TimePassed())
+    health.handle(12.0, HealthTick())
     assert told(health) == {}
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from elasticd.agent.events import (
+    AgentTick,
     LogRead,
     ProcessExited,
     ReadLogPiece,
     SendController,
     SendWorker,
     Started,
-    TimePassed,
     WorkerStatusReceived,
 )
 from elasticd.agent.machine import AgentMachine
@@ -74,7 +74,7 @@ def test_it_says_hello_at_its_start_with_the_workers_it_has_adopted() -> None:
 
 def test_an_event_before_the_start_is_refused() -> None:
     with pytest.raises(InvalidTransition):
-        AgentMachine(SERVER, "agent-1", 1.0).handle(0.0, TimePassed())
+        AgentMachine(SERVER, "agent-1", 1.0).handle(0.0, AgentTick())
 
 
 def test_heartbeats_go_out_once_per_interval_while_the_controller_answers() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticd.agent.events import ControllerMessage, SendController, Started, TimePassed
+from elasticd.agent.events import AgentTick, ControllerMessage, SendController, Started
 from elasticd.agent.machine import AgentMachine
 from elasticd.agent.session import Due, Phase, Session
 from elasticd.controller.state.servers import MORE_THAN_ANY_SESSION
@@ -315,7 +315,7 @@ def test_an_agent_of_a_controller_that_always_answers_late_comes_into_a_session_
             actions = machine.handle(now, ControllerMessage(answer))
         else:
             now = max(now, deadline)
-            actions = machine.handle(now, TimePassed())
+            actions = machine.handle(now, AgentTick())
     assert len(hellos) <= 12
     assert hellos[-1] < 60.0
 

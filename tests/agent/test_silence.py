@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from elasticd.agent.events import (
+    AgentTick,
     ControllerMessage,
     ProcessExited,
     SignalProcess,
     Started,
     StopSignal,
-    TimePassed,
     WorkerStatusReceived,
 )
 from elasticd.agent.machine import AgentMachine
@@ -73,4 +73,4 @@ def test_a_worker_that_has_never_spoken_is_left_alone() -> None:
     machine = AgentMachine(SERVER, "agent-1", 1.0, worker_silence_s=10.0)
     machine.handle(0.0, Started((local(),)))
     for now in range(1, 1000):
-        assert not [a for a in machine.handle(float(now), TimePassed()) if isinstance(a, SignalProcess)]
+        assert not [a for a in machine.handle(float(now), AgentTick()) if isinstance(a, SignalProcess)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.controller.events import AgentMessage, TimePassed
+from elasticd.controller.events import AgentMessage, ControllerTick
 from elasticd.protocol.messages import AgentHeartbeat, EventKind, GetEvents, GetLog, Refused, StopWorker
 from elasticd.protocol.model import ServerId, WorkerPhase
 from elasticd.runtime import clock
@@ -38,7 +38,7 @@ def away(world, seconds: float, first: str = "time") -> None:
     world.now += seconds
     if first == "heartbeat":
         world.feed(AgentMessage(ServerId("s1"), AgentHeartbeat(server=ServerId("s1"))))
-    world.feed(TimePassed())
+    world.feed(ControllerTick())
     world.turn()
 
 
@@ -145,7 +145,7 @@ def test_a_short_lease_runs_out_all_the_same(lease_s: float) -> None:
         assert 0 < step <= 1.0
         world.now += step
         waited += step
-        world.feed(TimePassed())
+        world.feed(ControllerTick())
         world.come_to_rest()
         if EventKind.SERVER_LOST in world.kinds():
             break

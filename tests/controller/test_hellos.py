@@ -44,7 +44,7 @@ class Line:
     def tell_controller(self, event: events.Event) -> None:
         actions = self.controller.handle(self.now, event)
         while (deadline := self.controller.next_deadline()) is not None and deadline <= self.now:
-            actions += self.controller.handle(self.now, events.TimePassed())
+            actions += self.controller.handle(self.now, events.ControllerTick())
         self.down += [action.message for action in actions if isinstance(action, events.SendAgent)]
 
     def tell_agent(self, event: agent_events.Event) -> None:
@@ -81,7 +81,7 @@ class Line:
     def second_hello(self) -> AgentHello:
         """The agent sends a second hello before the answer to the first has come."""
         self.now += 1.3
-        self.tell_agent(agent_events.TimePassed())
+        self.tell_agent(agent_events.AgentTick())
         hello = self.up.pop()
         assert isinstance(hello, AgentHello)
         return hello

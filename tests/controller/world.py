@@ -13,13 +13,13 @@ from elasticd.controller.events import (
     AgentMessage,
     Audit,
     ClientRequest,
+    ControllerTick,
     Event,
     Fetch,
     Fetched,
     Record,
     ReplyClient,
     SendAgent,
-    TimePassed,
 )
 from elasticd.controller.jobs.archive import PREFIX, job_of
 from elasticd.controller.jobs.generations import FIRST_STEPS
@@ -225,7 +225,7 @@ class World:
             deadline = self.machine.next_deadline()
             if deadline is None or deadline > self.now:
                 return
-            self.feed(TimePassed())
+            self.feed(ControllerTick())
         raise AssertionError("the machine never comes to rest")
 
     def pass_time(self, seconds: float) -> None:

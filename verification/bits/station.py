@@ -19,6 +19,7 @@ import zmq
 from elasticd.agent.accounts import myself
 from elasticd.agent.environment import Surroundings, environment
 from elasticd.agent.events import (
+    AgentTick,
     ControllerMessage,
     Event,
     ProcessExited,
@@ -29,13 +30,11 @@ from elasticd.agent.events import (
     Started,
     StartProcess,
     StopSignal,
-    TimePassed,
     WorkerStatusReceived,
 )
 from elasticd.agent.machine import AgentMachine
-from elasticd.controller.events import AgentMessage, ClientRequest, SendAgent
+from elasticd.controller.events import AgentMessage, ClientRequest, ControllerTick, SendAgent
 from elasticd.controller.events import Event as ControllerEvent
-from elasticd.controller.events import TimePassed as ControllerTimePassed
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.reconcile.orders import send_order
 from elasticd.controller.settings import Settings
@@ -216,7 +215,7 @@ class Station:
     def _on_turn(self) -> None:
         deadline = self._agent.next_deadline()
         if deadline is not None and self.now() >= deadline:
-            self._events.append(TimePassed())
+            self._events.append(AgentTick())
         self._work_off()
 
     # -- the controller
@@ -233,7 +232,7 @@ class Station:
     def _let_decide(self) -> None:
         deadline = self._controller.next_deadline()
         if deadline is not None and self.now() >= deadline:
-            self._tell_controller(ControllerTimePassed())
+            self._tell_controller(ControllerTick())
 
     # -- effects out
 

@@ -13,6 +13,7 @@ import msgspec
 from elasticd.agent.adoption import ExitRecord, Found, Record, adopt
 from elasticd.agent.events import (
     Action,
+    AgentTick,
     CommandExchanged,
     ControllerMessage,
     Event,
@@ -34,7 +35,6 @@ from elasticd.agent.events import (
     StartProcess,
     StopSignal,
     TakeSnapshotPart,
-    TimePassed,
     UseSampled,
     Warn,
     WarnProcess,
@@ -185,7 +185,7 @@ class Agent(Process):
         if self.timeline.now >= self._sample_at:
             self._sample_at = self.timeline.now + SAMPLED_EACH_S
             self._dispatch(UseSampled(tuple(self._use_of(name, worker) for name, worker in self.workers.items())))
-        self._dispatch(TimePassed())
+        self._dispatch(AgentTick())
 
     def _use_of(self, name: WorkerId, worker: Worker) -> WorkerUse:
         """The GPUs of a job do nothing for some stretches of time, the same on all servers, whatever its workers do."""

@@ -16,7 +16,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from elasticd.controller.events import Action, AgentMessage, SendAgent, TimePassed
+from elasticd.controller.events import Action, AgentMessage, ControllerTick, SendAgent
 from elasticd.protocol.messages import AgentHello, ToAgentFromController, ToControllerFromAgent
 from elasticd.protocol.model import ServerId
 
@@ -81,7 +81,7 @@ class Zombie(Process):
             return
         for _ in range(REPEATED if self._said else 0):
             self._say(*self.chance.choice(self._said))
-        self._carry_out(self._machine.handle(self.now, TimePassed()))
+        self._carry_out(self._machine.handle(self.now, ControllerTick()))
         self._world.after(TURNS_EVERY_S, self._go_on)
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
