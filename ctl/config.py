@@ -97,7 +97,7 @@ def _mistakes(file: Path, kind: Kind) -> list[str]:
     if kind is Kind.POLICY:
         return _mistakes_in(lambda: load_policy(file))
     if kind is Kind.CLUSTER:
-        return _mistakes_in(lambda: load_place(file))
+        return _mistakes_in(lambda: load_cluster_file(file))
     command = [sys.executable, "-P", "-m", f"elasticd.{kind.value}", "--config", str(file), "--check"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=CHECKED_WITHIN_S)
@@ -114,13 +114,13 @@ def load_policy(file: Path) -> object:
     return scheduler_in(file)
 
 
-def load_place(file: Path) -> object:
+def load_cluster_file(file: Path) -> object:
     """Load a file with the controller's address and the user's key. Raises UserError if it is wrong."""
     from ..runtime.config import load
     from ..runtime.endpoints import endpoints
-    from .context import Place
+    from .context import ClusterFile
 
-    place = load(file, Place, UserError)
+    place = load(file, ClusterFile, UserError)
     try:
         endpoints(place.controller)
     except OperatorError as error:

@@ -38,7 +38,7 @@ JSON = typer.Option("--json", help="One JSON document instead of text.", show_de
 SYSTEM = Path("/etc/elasticctl")  # of all users of this machine; a user's own file takes precedence
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``cluster.yaml``: the cluster that a user works with."""
 
     controller: str | tuple[str, ...]  # one address, or several: in a list, or with commas between them
@@ -136,7 +136,7 @@ class Context:
             for home in (configuration(), SYSTEM):
                 path = home / "cluster.yaml"
                 if path.exists():
-                    place = config.load(path, Place, UserError)
+                    place = config.load(path, ClusterFile, UserError)
                     named = home / Path(place.key).expanduser() if place.key is not None else None
                     address = ",".join(split(place.controller))
                     return address, self._key_for(address, named)

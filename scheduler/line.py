@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-Place = tuple[float, int]  # a key, and the job's number: of equal keys the job submitted first comes first
+Position = tuple[float, int]  # a key, and the job's number: of equal keys the job submitted first comes first
 Wish = tuple[float, int, int]  # a place, and the number of GPUs that the job wants
 
 
@@ -14,7 +14,7 @@ class Line:
     """Waiting jobs, by the number of GPUs that they want, in ascending order of their keys."""
 
     def __init__(self) -> None:
-        self.by_want: dict[int, list[Place]] = {}
+        self.by_want: dict[int, list[Position]] = {}
         self._where: dict[int, Wish] = {}
 
     def put(self, number: int, key: float, want: int) -> None:

@@ -43,8 +43,8 @@ STANDING_STILL = (WorkerPhase.READY, WorkerPhase.BROKEN)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Place in the next roster: a GPU, and the worker there; None for a new worker."""
+class RosterSlot:
+    """One rank of the next roster: a GPU, and the worker there; None for a new worker."""
 
     gpu: GpuAddress
     worker: WorkerId | None
@@ -58,7 +58,7 @@ class GiveOrder:
     `fresh_start`: no worker has the state, so training begins from a checkpoint or from the start.
     """
 
-    places: tuple[Place, ...]
+    slots: tuple[RosterSlot, ...]
     kind: OrderKind
     fresh_start: bool = False
 
@@ -145,10 +145,10 @@ def next_step(job: Job, free: Callable[[GpuAddress], bool], at_once: Collection[
         if any(entry.stopping and (entry.trained or entry.fault is None) for entry in job.workers):
             # These workers may be saving the state; a worker that hangs at its start, perhaps for ever, does not count.
             return None
-        places = _assign(job, job.record.target, None) if job.elastic else _gang_places(job)
-        if not _may_begin(job, places):
+        slots = _assign(job, job.record.target, None) if job.elastic else _gang_slots(job)
+        if not _may_begin(job, slots):
             return None
-        return GiveOrder(places, OrderKind.TARGET, fresh_start=True) if places else None
+        return GiveOrder(slots, OrderKind.TARGET, fresh_start=True) if slots else None
     if not anyone_holds(job):
         return _without_state(job, newest)
     if _lost_member(job, newest):
@@ -171,15 +171,15 @@ def _of_gang(job: Job, newest: OrderRecord) -> Step:
         return StartAgain()
     if job.gang:
         return None
-    places = _gang_places(job)
-    same = tuple((place.worker, place.gpus) for place in places) == tuple(
+    slots = _gang_slots(job)
+    same = tuple((slot.worker, slot.gpus) for slot in slots) == tuple(
         (member.worker, member.gpus) for member in newest.roster.members
     )
-    return GiveOrder(places, OrderKind.TARGET) if places and not same and _may_begin(job, places) else None
+    return GiveOrder(slots, OrderKind.TARGET) if slots and not same and _may_begin(job, slots) else None
 
 
-def _gang_places(job: Job) -> tuple[Place, ...]:
-    """Return one place for each process of a gang; () while the gang lacks GPUs."""
+def _gang_slots(job: Job) -> tuple[RosterSlot, ...]:
+    """Return one slot for each process of a gang; () while the gang lacks GPUs."""
     target, spec = job.record.target, job.spec
     least = min(spec.gpus.min, job.record.manual_share or spec.gpus.min)
     if len(target) < least:
@@ -194,13 +194,13 @@ def _gang_places(job: Job) -> tuple[Place, ...]:
         servers.setdefault(gpu.server, []).append(gpu.index)
     if spec.processes is Processes.PER_GPU:  # processes of one server have consecutive ranks
         grouped = [GpuAddress(server=server, index=index) for server, indices in servers.items() for index in indices]
-        return tuple(Place(gpu, waiting.get((gpu, ()))) for gpu in grouped)
+        return tuple(RosterSlot(gpu, waiting.get((gpu, ()))) for gpu in grouped)
     if any(len(indices) != (spec.gpus_per_server or len(indices)) for indices in servers.values()):
         return ()
     found = [
         (GpuAddress(server=server, index=indices[0]), tuple(sorted(indices))) for server, indices in servers.items()
     ]
-    return tuple(Place(gpu, waiting.get((gpu, gpus)), gpus) for gpu, gpus in found)
+    return tuple(RosterSlot(gpu, waiting.get((gpu, gpus)), gpus) for gpu, gpus in found)
 
 
 def complete(job: Job) -> bool:
@@ -221,17 +221,17 @@ def _without_state(job: Job, newest: OrderRecord) -> Step:
         return None  # all members are on their way
     if had_state and any(usable(job, worker) for worker in newest.roster.workers) and not _lost_member(job, newest):
         return None  # the first step of a generation is on its way
-    places = _assign(job, job.record.target, newest)
-    if not _may_begin(job, places):
+    slots = _assign(job, job.record.target, newest)
+    if not _may_begin(job, slots):
         return None
-    if not had_state and not _lost_member(job, newest) and _same(places, newest):
+    if not had_state and not _lost_member(job, newest) and _same(slots, newest):
         return None
-    return GiveOrder(places, OrderKind.TARGET, fresh_start=had_state) if places else None
+    return GiveOrder(slots, OrderKind.TARGET, fresh_start=had_state) if slots else None
 
 
-def _may_begin(job: Job, places: tuple[Place, ...]) -> bool:
-    """Return whether one of the places is on a server where the job can begin, as far as is known."""
-    return not places or any(place.gpu.server not in job.avoided.servers_now for place in places)
+def _may_begin(job: Job, slots: tuple[RosterSlot, ...]) -> bool:
+    """Return whether one of the slots is on a server where the job can begin, as far as is known."""
+    return not slots or any(slot.gpu.server not in job.avoided.servers_now for slot in slots)
 
 
 def _lost_member(job: Job, newest: OrderRecord) -> bool:
@@ -245,18 +245,18 @@ def _lost_member(job: Job, newest: OrderRecord) -> bool:
     )
 
 
-def _survivors(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...]) -> tuple[Place, ...]:
-    places = [Place(m.gpu, m.worker) for m in newest.roster.members if arrived(job, m.worker)]
-    if any(holds_state(job, place.worker) for place in places if place.worker is not None):
-        return tuple(places)
-    taken = {place.gpu for place in places}
-    return (*(Place(entry.gpu, entry.worker) for entry in with_state if entry.gpu not in taken), *places)
+def _survivors(job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...]) -> tuple[RosterSlot, ...]:
+    slots = [RosterSlot(m.gpu, m.worker) for m in newest.roster.members if arrived(job, m.worker)]
+    if any(holds_state(job, slot.worker) for slot in slots if slot.worker is not None):
+        return tuple(slots)
+    taken = {slot.gpu for slot in slots}
+    return (*(RosterSlot(entry.gpu, entry.worker) for entry in with_state if entry.gpu not in taken), *slots)
 
 
 def _stay(
     job: Job, newest: OrderRecord, with_state: tuple[WorkerRecord, ...], at_once: Collection[GpuAddress]
-) -> tuple[Place, ...]:
-    """Return the places of the workers that go on alone, because others are on GPUs that must be left at once.
+) -> tuple[RosterSlot, ...]:
+    """Return the slots of the workers that go on alone, because others are on GPUs that must be left at once.
 
     Return () if no worker is on such a GPU, or too few would be left.
     """
@@ -269,7 +269,7 @@ def _stay(
     wanted = [entry for entry in able if entry.gpu in job.record.target]
     least = min(job.spec.gpus.min, job.record.manual_share or job.spec.gpus.min)
     chosen = wanted if len(wanted) >= least else able
-    return tuple(Place(entry.gpu, entry.worker) for entry in chosen) if len(chosen) >= least else ()
+    return tuple(RosterSlot(entry.gpu, entry.worker) for entry in chosen) if len(chosen) >= least else ()
 
 
 def _towards_target(job: Job, newest: OrderRecord, free: Callable[[GpuAddress], bool]) -> Step:
@@ -277,25 +277,25 @@ def _towards_target(job: Job, newest: OrderRecord, free: Callable[[GpuAddress], 
     if not stale_leader and not job.workers.ordered and job.standing.whole(job.record.target):
         return None  # exactly the wanted workers are there
     wanted = _assign(job, job.record.target, newest)
-    places = tuple(place for place in wanted if _present(job, place) or free(place.gpu))
-    if not places or (_same(places, newest) and not stale_leader):
+    slots = tuple(slot for slot in wanted if _present(job, slot) or free(slot.gpu))
+    if not slots or (_same(slots, newest) and not stale_leader):
         return None
-    if any(place.worker is not None and holds_state(job, place.worker) for place in places):
+    if any(slot.worker is not None and holds_state(job, slot.worker) for slot in slots):
         on_the_way = newest.kind is OrderKind.UNION and not handed_on(job, newest)
-        if on_the_way and {place.worker for place in places} <= set(newest.roster.workers):
+        if on_the_way and {slot.worker for slot in slots} <= set(newest.roster.workers):
             return None  # the state transfer of the union has begun and must reach all members first
-        return GiveOrder(places, OrderKind.TARGET)
-    kept = tuple(Place(entry.gpu, entry.worker) for entry in holders(job))
-    union = (*kept, *(place for place in places if place.gpu not in {holder.gpu for holder in kept}))
+        return GiveOrder(slots, OrderKind.TARGET)
+    kept = tuple(RosterSlot(entry.gpu, entry.worker) for entry in holders(job))
+    union = (*kept, *(slot for slot in slots if slot.gpu not in {holder.gpu for holder in kept}))
     return None if _same(union, newest) and not stale_leader else GiveOrder(union, OrderKind.UNION)
 
 
-def _present(job: Job, place: Place) -> bool:
-    """Return whether the place has a worker that is there or starting.
+def _present(job: Job, slot: RosterSlot) -> bool:
+    """Return whether the slot has a worker that is there or starting.
 
     A worker that waits for its GPU may be waiting for a job that waits for this job's GPU.
     """
-    return place.worker is not None and not _unstarted(job, place.worker)
+    return slot.worker is not None and not _unstarted(job, slot.worker)
 
 
 def _stale_leader(job: Job, newest: OrderRecord) -> bool:
@@ -337,12 +337,12 @@ def handed_on(job: Job, union: OrderRecord) -> bool:
     )
 
 
-def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None) -> tuple[Place, ...]:
+def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None) -> tuple[RosterSlot, ...]:
     """Return the worker for each GPU of `target`: members that stay, in their old order, then the others."""
     members, able, wanted = newest.roster.members if newest else (), job.standing.usable, set(target)
-    stay = [Place(m.gpu, m.worker) for m in members if m.gpu in wanted and m.worker in able]
-    taken = {place.gpu for place in stay}
-    others = [Place(gpu, _spare(job, gpu)) for gpu in target if gpu not in taken]
+    stay = [RosterSlot(m.gpu, m.worker) for m in members if m.gpu in wanted and m.worker in able]
+    taken = {slot.gpu for slot in stay}
+    others = [RosterSlot(gpu, _spare(job, gpu)) for gpu in target if gpu not in taken]
     return (*stay, *others)
 
 
@@ -371,8 +371,8 @@ def fresh(job: Job, worker: WorkerId) -> bool:
     return status.phase in (WorkerPhase.STARTING, WorkerPhase.READY)
 
 
-def _same(places: tuple[Place, ...], order: OrderRecord) -> bool:
-    return tuple(place.worker for place in places) == order.roster.workers
+def _same(slots: tuple[RosterSlot, ...], order: OrderRecord) -> bool:
+    return tuple(slot.worker for slot in slots) == order.roster.workers
 
 
 def gpu_place(server: Server | None, gpu: GpuAddress) -> GpuPlace:

@@ -110,7 +110,7 @@ NOWHERE = Held((), (), (), None)
 
 
 @dataclass(frozen=True)
-class Place:
+class Allocation:
     """The GPUs of `Held` as sets of GPUs in view; GPUs out of view are left out."""
 
     of: Held
@@ -153,7 +153,7 @@ class Rows:
         self._views: dict[ServerId, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # GPU indices, and their numbers
         self._order: list[int] = []  # numbers of the GPUs in view, by bit
         self._bits: list[Gpus] = []  # by number
-        self._places: dict[JobId, Place] = {}
+        self._places: dict[JobId, Allocation] = {}
         self.held: dict[JobId, Held] = {}  # of the jobs with GPUs or processes
         self.manual: dict[JobId, Job] = {}
         self.ending: dict[JobId, Job] = {}
@@ -183,7 +183,7 @@ class Rows:
             self._views[server.server] = known
         return known[1]
 
-    def places(self, servers: Iterable[ServerInView]) -> Mapping[JobId, Place]:
+    def places(self, servers: Iterable[ServerInView]) -> Mapping[JobId, Allocation]:
         """Return the jobs' GPUs among these servers, as sets with one bit per GPU in the order of the servers."""
         order: list[int] = []
         for server in servers:
@@ -202,13 +202,13 @@ class Rows:
             self._places = {name: self._places[name] for name in self.held}
         return self._places
 
-    def _place(self, held: Held) -> Place:
+    def _place(self, held: Held) -> Allocation:
         bits = self._bits
         own = union([bits[number] for number in held.own])  # most jobs run on exactly the GPUs of their target
         running = own if held.running == held.own else union([bits[number] for number in held.running])
         there = running if held.held == held.running else union([bits[number] for number in held.held])
         first = bits[held.first] if held.first is not None else 0
-        return Place(of=held, own=own, first=first, running=running, held=there)
+        return Allocation(of=held, own=own, first=first, running=running, held=there)
 
     # -- up to date
 

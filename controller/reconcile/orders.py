@@ -31,15 +31,15 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
         job.restart_at = None
     members = tuple(
         Member(
-            worker=place.worker or _new_worker(job, place.gpu, generation, place.gpus),
-            gpu=place.gpu,
-            gpus=place.gpus,
-            pace=job.record.paces.get(cluster.servers.gpu_name(place.gpu), 1.0),
+            worker=slot.worker or _new_worker(job, slot.gpu, generation, slot.gpus),
+            gpu=slot.gpu,
+            gpus=slot.gpus,
+            pace=job.record.paces.get(cluster.servers.gpu_name(slot.gpu), 1.0),
             place=gpu_place(
-                session.server if (session := cluster.servers.sessions.get(place.gpu.server)) else None, place.gpu
+                session.server if (session := cluster.servers.sessions.get(slot.gpu.server)) else None, slot.gpu
             ),
         )
-        for place in step.places
+        for slot in step.slots
     )
     leader = choose_leader(job, tuple(member.worker for member in members))
     order = OrderRecord(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...runtime.adapters import ACTIVE, adapters, described, go_together, word
 from .checks import Finding, Register, absent, ok, warning, worst
-from .places import Place, Subject
+from .targets import Subject, Target
 
 CHECKS = Register(Subject.SERVER)
 NVIDIA = "0x10de"
@@ -71,8 +71,8 @@ def _bridges_above(device: Path) -> list[str]:
     "switch ACS off in the BIOS, or `setpci -s BRIDGE ECAP_ACS+6.w=0000` at each start; in a virtual machine on its host",
     once=True,
 )
-def acs(place: Place) -> Finding:
-    root = place.machine.sys
+def acs(target: Target) -> Finding:
+    root = target.machine.sys
     ends = [*gpus_on(root), *((each / "device") for each in adapters_on(root))]
     if len(ends) < 2 or not gpus_on(root):
         return absent("there are no GPUs that could write to each other, or to an InfiniBand adapter")
@@ -83,7 +83,7 @@ def acs(place: Place) -> Finding:
     short = 0
     for address in sorted(bridges):
         config = (root / "bus/pci/devices" / address / "config").read_bytes()
-        if len(config) <= 64 and place.machine.uid != 0:
+        if len(config) <= 64 and target.machine.uid != 0:
             return absent("root sees this")
         short += len(config) <= EXTENDED
         bits = [name for bit, name in SENDS_UP.items() if (access_control(config) or 0) & bit]
@@ -108,10 +108,10 @@ def acs(place: Place) -> Finding:
     "a port of an InfiniBand or RoCE adapter is down, or the adapters are unlike those of another server with GPUs",
     "`ibstat`, cables and switches; `NCCL_IB_HCA` or `NCCL_IB_DISABLE=1` in `worker_environment` of all servers",
 )
-def infiniband(place: Place) -> Finding:
-    own = adapters(place.machine.sys)
-    reach = place.reach
-    name = place.described.name
+def infiniband(target: Target) -> Finding:
+    own = adapters(target.machine.sys)
+    reach = target.reach
+    name = target.described.name
     views = reach.servers if reach is not None and reach.there else ()
     others = {
         str(view.server.server): each

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .places import Place, Subject
+from .targets import Subject, Target
 
 LIMIT_S = 10.0
 
@@ -36,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True):
     certain: bool = False
 
 
-Look = Callable[[Place], Finding]
+Look = Callable[[Target], Finding]
 
 
 @dataclass(frozen=True)

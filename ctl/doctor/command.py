@@ -1,4 +1,4 @@
-"""`elasticctl doctor`: determines the places of this machine, runs their checks, and shows the findings."""
+"""`elasticctl doctor`: determines the targets on this machine, runs their checks, and shows the findings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..context import JSON, of, print_json, say
 if TYPE_CHECKING:
     from .checks import Check, Finding
     from .crowd import Crowd
-    from .places import Place
     from .screen import Result
+    from .targets import Target
 
 WIDTH_IN_PIPES = 100
 LATE = 0.5  # part of its usual limit that a check has taken
@@ -62,12 +62,12 @@ def doctor(
 
     Nothing is changed. Exit code 1: something does not work. root sees more than others.
     """
-    from . import places, screen
+    from . import screen, targets
     from .checks import Outcome
 
     wanted = _wanted(only or [])
-    machine = places.Machine.here()
-    found = places.find(of(context), files or [], python, machine)
+    machine = targets.Machine.here()
+    found = targets.find(of(context), files or [], python, machine)
     pairs = _pairs(found, wanted)
     if not pairs:
         raise UserError(f"doctor: {', '.join(only or [])}: there is nothing here that it looks at")
@@ -83,8 +83,8 @@ def doctor(
     for result in () if as_json else screen.in_order(results):
         if result.finding.outcome is Outcome.ABSENT and not everything and not only:
             continue
-        if result.place.title != title:
-            title = result.place.title
+        if result.target.title != title:
+            title = result.target.title
             print(title)
         for line in screen.lines_of(result, names, width, colour):
             print(line)
@@ -93,7 +93,9 @@ def doctor(
     else:
         for line in screen.summary(results, width):
             print(line)
-        if machine.uid != 0 and any(place.daemon is not None and place.daemon.owner != machine.uid for place in found):
+        if machine.uid != 0 and any(
+            target.daemon is not None and target.daemon.owner != machine.uid for target in found
+        ):
             say("some checks of other accounts' daemons need root: `sudo elasticctl doctor`")
     if any(result.finding.outcome is Outcome.FAILURE for result in results):
         raise typer.Exit(1)
@@ -106,19 +108,19 @@ def _progress(text: str) -> None:
         sys.stderr.flush()
 
 
-def _pairs(places: Sequence[Place], checks: Sequence[Check]) -> list[tuple[Place, Check]]:
-    """Return the pairs of place and check. Checks of the machine run once."""
-    found: list[tuple[Place, Check]] = []
+def _pairs(found_targets: Sequence[Target], checks: Sequence[Check]) -> list[tuple[Target, Check]]:
+    """Return the pairs of target and check. Checks of the machine run once."""
+    found: list[tuple[Target, Check]] = []
     seen: set[str] = set()
-    for place in places:
+    for target in found_targets:
         for check in checks:
-            if check.subject is place.subject and not (check.once and check.name in seen):
+            if check.subject is target.subject and not (check.once and check.name in seen):
                 seen.add(check.name)
-                found.append((place, check))
+                found.append((target, check))
     return found
 
 
-def examined(pairs: Sequence[tuple[Place, Check]], look: Callable[[], Crowd] | None = None) -> Iterator[Result]:
+def examined(pairs: Sequence[tuple[Target, Check]], look: Callable[[], Crowd] | None = None) -> Iterator[Result]:
     """Yield the finding of each check, in order; each runs in a process of its own, within its limit. `look`: returns the
     load of the machine.
 
@@ -134,8 +136,8 @@ def examined(pairs: Sequence[tuple[Place, Check]], look: Callable[[], Crowd] | N
 
     look = look or crowd
     patience = look().patience
-    works = [bounded.Work(partial(_look, check, place), check.limit_s * patience) for place, check in pairs]
-    for (place, check), done in zip(pairs, bounded.in_order(works), strict=True):
+    works = [bounded.Work(partial(_look, check, target), check.limit_s * patience) for target, check in pairs]
+    for (target, check), done in zip(pairs, bounded.in_order(works), strict=True):
         if done.hung and (now := look()).crowded:
             said = now.sentence(f"no end within {check.limit_s * patience:.0f} s of looking at this: {check.finds}")
             finding = warning(said, AGAIN)
@@ -154,15 +156,15 @@ def examined(pairs: Sequence[tuple[Place, Check]], look: Callable[[], Crowd] | N
             doubtful = late and finding.outcome is Outcome.FAILURE and not finding.certain
             if doubtful and (now := look()).crowded:
                 finding = warning(now.sentence(finding.found), AGAIN)
-        yield Result(place, check, finding, done.took_s)
+        yield Result(target, check, finding, done.took_s)
 
 
-def _look(check: Check, place: Place) -> Finding:
+def _look(check: Check, target: Target) -> Finding:
     from .checks import absent
 
-    if place.daemon is not None and place.daemon.described is None and check.name != "configuration":
-        return absent(f"the configuration cannot be read: {place.daemon.error}")
-    return check.look(place)
+    if target.daemon is not None and target.daemon.described is None and check.name != "configuration":
+        return absent(f"the configuration cannot be read: {target.daemon.error}")
+    return check.look(target)
 
 
 def all_checks() -> tuple[Check, ...]:

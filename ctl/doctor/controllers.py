@@ -12,7 +12,7 @@ from ...runtime.keys import KeyDirectory
 from .. import bounded, reach
 from . import files, limits, network, services
 from .checks import Finding, Register, absent, failure, ok, worst
-from .places import Place, Subject
+from .targets import Subject, Target
 
 CHECKS = Register(Subject.CONTROLLER)
 ALSO_HERE = ("configuration", "daemon", "unit", "state", "log", "open-files", "clock-source", "host-name")
@@ -30,19 +30,19 @@ for _register in (services.CHECKS, files.CHECKS, limits.CHECKS, network.CHECKS):
     "correct `listen_clients` and `listen_agents`; end the other program, or choose another port",
     limit_s=3 * RESOLVED_WITHIN_S,
 )
-def listening(place: Place) -> Finding:
-    described = place.described
+def listening(target: Target) -> Finding:
+    described = target.described
     wrong, told = [], []
     for address in dict.fromkeys((*described.clients, *described.agents)):
-        found = _listens(place, address)
+        found = _listens(target, address)
         told.append(found.found)
         wrong.append(found)
     return worst(wrong, ok("; ".join(told)))
 
 
-def _listens(place: Place, address: str) -> Finding:
-    assert place.daemon is not None
-    pid = place.daemon.pid
+def _listens(target: Target, address: str) -> Finding:
+    assert target.daemon is not None
+    pid = target.daemon.pid
     if address.startswith("ipc://"):
         if pid is None:
             return ok(f"{address} is free")
@@ -59,7 +59,7 @@ def _listens(place: Place, address: str) -> Finding:
             return failure(
                 f"{address}: {host} is no name that this machine knows", "use its IP address, or mend /etc/hosts"
             )
-        own = {each for _, each in network.owned(place)}
+        own = {each for _, each in network.owned(target)}
         if not any(ipaddress.ip_address(each.partition("%")[0]) in own for each in names.answer):
             return failure(
                 f"{address}: {host} is not an address of this machine", "`ip -brief address` shows what there is"
@@ -95,8 +95,8 @@ def _holder(port: int) -> int | None:
     "the controller listens on TCP and has no keys, or its directory of keys is open to others or spoiled",
     "`elasticctl keys init`; `chmod 700`; `elasticctl keys list`",
 )
-def keys(place: Place) -> Finding:
-    described = place.described
+def keys(target: Target) -> Finding:
+    described = target.described
     directory = KeyDirectory(Path(described.keys))
     remote = [address for address in (*described.clients, *described.agents) if address.startswith("tcp://")]
     if not directory.path.exists() and not remote:

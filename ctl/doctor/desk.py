@@ -21,7 +21,7 @@ from ..render import span
 from . import interpreters
 from .checks import Finding, Register, absent, failure, ok, warning, worst
 from .interpreters import ASKED_WITHIN_S, numbers
-from .places import Place, Subject
+from .targets import Subject, Target
 
 CHECKS = Register(Subject.DESK)
 LEAST_PYTHON = (3, 11)
@@ -31,8 +31,8 @@ NAMED = 5  # in a sentence
 NO_CONTROLLER = absent("the controller does not answer: see there")
 
 
-def _reached(place: Place) -> Reach | None:
-    return place.reach if place.reach is not None and place.reach.there else None
+def _reached(target: Target) -> Reach | None:
+    return target.reach if target.reach is not None and target.reach.there else None
 
 
 @CHECKS.check(
@@ -40,7 +40,7 @@ def _reached(place: Place) -> Reach | None:
     "Python is too old, or a package that elasticctl needs is missing, too old, or without encryption",
     "install again: `make install`, or pip in the environment that it names",
 )
-def packages(place: Place) -> Finding:
+def packages(target: Target) -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < LEAST_PYTHON:
         return failure(f"Python {version} is too old", "install Python 3.11 or newer, then elasticctl again")
@@ -74,21 +74,21 @@ def packages(place: Place) -> Finding:
     "no cluster is named here, or its address or the file that names it is wrong",
     "`elasticctl login FILE` with your key; `elasticctl up` for one of your own; --controller",
 )
-def cluster(place: Place) -> Finding:
-    if place.mistaken:
-        return failure(place.no_cluster, "correct what it names, or `elasticctl login FILE` once more")
-    if place.no_cluster and place.daemons:
+def cluster(target: Target) -> Finding:
+    if target.mistaken:
+        return failure(target.no_cluster, "correct what it names, or `elasticctl login FILE` once more")
+    if target.no_cluster and target.daemons:
         return absent("this is a machine of the cluster's own; nobody who asks here uses one")
-    if place.no_cluster:
+    if target.no_cluster:
         return warning(
-            place.no_cluster, "`elasticctl login FILE` with your key, or `elasticctl up` for one of your own"
+            target.no_cluster, "`elasticctl login FILE` with your key, or `elasticctl up` for one of your own"
         )
     variables = [
         name
         for name in ("ELASTICCTL_CONTROLLER", "ELASTICCTL_DIR", "ELASTICCTL_KEY")
-        if place.machine.environ.get(name)
+        if target.machine.environ.get(name)
     ]
-    return ok(f"{place.address}" + (f", as {' and '.join(variables)} says" if variables else ""))
+    return ok(f"{target.address}" + (f", as {' and '.join(variables)} says" if variables else ""))
 
 
 @CHECKS.check(
@@ -96,17 +96,17 @@ def cluster(place: Place) -> Finding:
     "your key file is missing, open to others, somebody else's, spoiled, or of a server",
     "`elasticctl login FILE` puts it in its place; `chmod 600`; an operator makes a new one",
 )
-def key(place: Place) -> Finding:
-    if place.no_cluster:
+def key(target: Target) -> Finding:
+    if target.no_cluster:
         return absent("no cluster is named")
-    if not place.address.startswith("tcp://"):
+    if not target.address.startswith("tcp://"):
         return absent("the controller is reached without a key")
-    if place.key is None:
+    if target.key is None:
         return failure(
-            f"there is no key in {place.home}, and {place.address} wants one",
+            f"there is no key in {target.home}, and {target.address} wants one",
             "an operator makes one (`elasticctl keys add user:NAME`), `elasticctl login FILE` puts it in its place",
         )
-    path = place.key.expanduser().absolute()
+    path = target.key.expanduser().absolute()
     try:
         found = KeyFile.read(path, UserError)
     except UserError as error:
@@ -125,23 +125,23 @@ def key(place: Place) -> Finding:
     "its name is unknown, nothing listens, something else does, a firewall is between, the key is refused, it hangs",
     "as the sentence says: each of these has one of its own",
 )
-def controller(place: Place) -> Finding:
-    if place.reach is None:
+def controller(target: Target) -> Finding:
+    if target.reach is None:
         return absent("no cluster is named")
-    others = place.reach.others
-    if not place.reach.there:
-        worst = next((each for each in (place.reach, *others) if each.step is not Step.STANDBY), place.reach)
-        text = "; ".join(f"{each.address}: {each.found}" for each in (place.reach, *others))
-        return failure(text if others else place.reach.found, worst.remedy)
-    pong = place.reach.pong
+    others = target.reach.others
+    if not target.reach.there:
+        worst = next((each for each in (target.reach, *others) if each.step is not Step.STANDBY), target.reach)
+        text = "; ".join(f"{each.address}: {each.found}" for each in (target.reach, *others))
+        return failure(text if others else target.reach.found, worst.remedy)
+    pong = target.reach.pong
     assert pong is not None
     text = (
-        f"cluster {pong.cluster} answers within {short(place.reach.round_trip_s)}; {many(pong.servers, 'server')}, "
+        f"cluster {pong.cluster} answers within {short(target.reach.round_trip_s)}; {many(pong.servers, 'server')}, "
         f"policy {pong.policy}"
     )
     if not others:
         return ok(text)
-    text = f"{text}; {place.reach.address} leads"
+    text = f"{text}; {target.reach.address} leads"
     if failed := [each for each in others if each.step not in (Step.STANDBY, Step.THERE)]:
         return warning("; ".join([text, *(f"{each.address}: {each.found}" for each in failed)]), failed[0].remedy)
     if leaders := [each.address for each in others if each.there]:
@@ -154,8 +154,8 @@ def controller(place: Place) -> Finding:
     "elasticctl here and the controller are of different versions",
     "install the controller's version here; upgrade the controller first",
 )
-def version(place: Place) -> Finding:
-    reached = _reached(place)
+def version(target: Target) -> Finding:
+    reached = _reached(target)
     if reached is None or reached.pong is None:
         return NO_CONTROLLER
     there = reached.pong
@@ -178,8 +178,8 @@ def version(place: Place) -> Finding:
     "the clock here and the controller's differ by more than a second: ages, `--since` and logs do not fit",
     "set both by NTP: `timedatectl set-ntp true`, or chrony",
 )
-def clock(place: Place) -> Finding:
-    reached = _reached(place)
+def clock(target: Target) -> Finding:
+    reached = _reached(target)
     if reached is None:
         return NO_CONTROLLER
     if reached.ahead_s is None:
@@ -205,8 +205,8 @@ def difference(whose: str, ahead_s: float, unsure_s: float) -> Finding:
     "the cluster has no servers, or some are lost, cannot start workers, or are of another version",
     "on that server: `sudo elasticctl doctor`",
 )
-def servers(place: Place) -> Finding:
-    reached = _reached(place)
+def servers(target: Target) -> Finding:
+    reached = _reached(target)
     if reached is None or reached.pong is None:
         return NO_CONTROLLER
     if not reached.servers:
@@ -241,8 +241,8 @@ def servers(place: Place) -> Finding:
     "a server's clock differs from the controller's by more than a second",
     "on that server `timedatectl set-ntp true`, or chrony",
 )
-def server_clocks(place: Place) -> Finding:
-    reached = _reached(place)
+def server_clocks(target: Target) -> Finding:
+    reached = _reached(target)
     if reached is None:
         return NO_CONTROLLER
     told = [view for view in reached.servers if view.alive and view.clock_ahead_s is not None]
@@ -265,8 +265,8 @@ def server_clocks(place: Place) -> Finding:
     "servers see different directories of checkpoints, or one does not answer: jobs cannot go on from another server",
     "mount the same export of the same file server on all of them: `checkpoint_directory`",
 )
-def shared_directory(place: Place) -> Finding:
-    reached = _reached(place)
+def shared_directory(target: Target) -> Finding:
+    reached = _reached(target)
     if reached is None:
         return NO_CONTROLLER
     told = [
@@ -317,18 +317,18 @@ def _names(views: Iterable[ServerView]) -> str:
     "pip install elasticctl and torch into that environment, or submit with another interpreter",
     limit_s=ASKED_WITHIN_S + 5,
 )
-def interpreter(place: Place) -> Finding:
-    if not place.python or shutil.which(place.python) is None:
-        named = place.python or "no python"
+def interpreter(target: Target) -> Finding:
+    if not target.python or shutil.which(target.python) is None:
+        named = target.python or "no python"
         return (
             warning(f"{named} is in PATH", "install Python, or activate your environment")
-            if not place.python
+            if not target.python
             else failure(f"{named} is no program", "name an interpreter: --python PATH")
         )
-    found = interpreters.ask(place.python, place.machine.environ)
+    found = interpreters.ask(target.python, target.machine.environ)
     if isinstance(found, str):
-        return failure(f"{place.python}: {found}", "mend this environment, or name another interpreter: --python PATH")
-    remedy = f"{place.python} -m pip install elasticctl torch; or activate the environment of your jobs first"
+        return failure(f"{target.python}: {found}", "mend this environment, or name another interpreter: --python PATH")
+    remedy = f"{target.python} -m pip install elasticctl torch; or activate the environment of your jobs first"
     missing = []
     if not found.elasticctl:
         missing.append("has no elasticctl, so no job can be elastic with it")
@@ -337,8 +337,8 @@ def interpreter(place: Place) -> Finding:
     if found.torch_error:
         missing.append(f"cannot load torch ({found.torch_error})")
     if missing:
-        return warning(f"{place.python} {' and '.join(missing)}", remedy)
-    return ok(f"{place.python}: Python {found.version}, torch {found.torch}, elasticctl {found.elasticctl}")
+        return warning(f"{target.python} {' and '.join(missing)}", remedy)
+    return ok(f"{target.python}: Python {found.version}, torch {found.torch}, elasticctl {found.elasticctl}")
 
 
 @CHECKS.check(
@@ -346,20 +346,20 @@ def interpreter(place: Place) -> Finding:
     "a daemon of the cluster that `elasticctl up` has started here has died",
     "read its log, then `elasticctl up` starts it again",
 )
-def local_daemons(place: Place) -> Finding:
-    if place.directory is None or not (place.directory / record.FILE).exists():
+def local_daemons(target: Target) -> Finding:
+    if target.directory is None or not (target.directory / record.FILE).exists():
         return absent("`elasticctl up` has started none here")
-    found = record.read(place.directory)
+    found = record.read(target.directory)
     if found is None or found.stopped:
-        return absent(f"the cluster at {place.directory} is stopped")
+        return absent(f"the cluster at {target.directory} is stopped")
     dead = [name for name, daemon in found.daemons.items() if not daemon.runs]
     if dead:
         told = [
-            f"{name} (was process {found.daemons[name].pid}; log {record.log_of(place.directory, name)})"
+            f"{name} (was process {found.daemons[name].pid}; log {record.log_of(target.directory, name)})"
             for name in dead
         ]
         return failure(
             f"not running: {', '.join(told)}", "`elasticctl up` starts what is missing; the log tells why it ended"
         )
     pids = ", ".join(f"{name} {daemon.pid}" for name, daemon in found.daemons.items())
-    return ok(f"run: {pids}; logs in {place.directory / 'log'}")
+    return ok(f"run: {pids}; logs in {target.directory / 'log'}")

@@ -20,7 +20,7 @@ from .buses import adapters_on, gpus_on
 from .checks import Finding, Register, absent, failure, ok, warning, worst
 from .interpreters import ASKED_WITHIN_S, Interpreter, numbers
 from .network import owned
-from .places import Place, Subject
+from .targets import Subject, Target
 
 CHECKS = Register(Subject.SERVER)
 DRIVER_WITHIN_S = 60.0  # with persistence mode off it initialises each GPU when it is asked first
@@ -56,25 +56,25 @@ INIT = {  # by the error of NVML's start: its cause, and the remedy
 }
 
 
-def _without_gpus(place: Place) -> Finding | None:
+def _without_gpus(target: Target) -> Finding | None:
     """Return a finding where no GPU is expected."""
-    assert place.daemon is not None
-    slots = place.daemon.option("cpu_slots")
+    assert target.daemon is not None
+    slots = target.daemon.option("cpu_slots")
     if slots is not None:
         return absent(f"this server offers {slots} CPU slots, and no GPU")
     return None
 
 
-def _library(place: Place) -> str | None:
-    assert place.daemon is not None
-    found = place.daemon.option("nvml_library")
+def _library(target: Target) -> str | None:
+    assert target.daemon is not None
+    found = target.daemon.option("nvml_library")
     return None if found is None else str(found)
 
 
-def _stood_in(place: Place) -> bool:
+def _stood_in(target: Target) -> bool:
     """Are the GPUs stand-ins, on which nothing computes?"""
-    assert place.daemon is not None
-    return bool(place.daemon.option("worker_device") == "cpu")
+    assert target.daemon is not None
+    return bool(target.daemon.option("worker_device") == "cpu")
 
 
 @CHECKS.check(
@@ -82,13 +82,13 @@ def _stood_in(place: Place) -> bool:
     "there is no GPU, NVIDIA's driver is not loaded (another one holds the GPUs), or device files are missing or closed",
     "install the driver, `modprobe nvidia`; `systemctl start elasticctl-devices`; or set `cpu_slots`",
 )
-def driver(place: Place) -> Finding:
-    if (none := _without_gpus(place)) is not None:
+def driver(target: Target) -> Finding:
+    if (none := _without_gpus(target)) is not None:
         return none
-    if _stood_in(place):
+    if _stood_in(target):
         return absent("the GPUs of this server are stand-ins")
-    gpus = gpus_on(place.machine.sys)
-    told = word(place.machine.proc / "driver/nvidia/version")
+    gpus = gpus_on(target.machine.sys)
+    told = word(target.machine.proc / "driver/nvidia/version")
     slots = "; without GPUs set `cpu_slots` in the agent's configuration"
     if not told:
         if not gpus:
@@ -103,7 +103,7 @@ def driver(place: Place) -> Finding:
             "install NVIDIA's driver and restart (Debian: `apt install nvidia-driver`), or `modprobe nvidia`",
         )
     version = re.search(r"\d{3}\.\d+(\.\d+)?", told)
-    files = [place.machine.dev / name for name in ("nvidiactl", "nvidia-uvm", "nvidia0")]
+    files = [target.machine.dev / name for name in ("nvidiactl", "nvidia-uvm", "nvidia0")]
     missing = [str(path) for path in files if not path.exists()]
     if missing:
         return failure(
@@ -120,9 +120,9 @@ def driver(place: Place) -> Finding:
     return ok(f"NVIDIA {version[0] if version else 'driver'}{count}")
 
 
-def _begun(place: Place) -> Finding | None:
+def _begun(target: Target) -> Finding | None:
     """Load and initialise NVML; return the fault if that fails."""
-    library = _library(place)
+    library = _library(target)
     if library is not None:
         try:
             ctypes.CDLL(library)  # later loads of a library of this name get this one
@@ -144,10 +144,10 @@ def _begun(place: Place) -> Finding | None:
     "as the sentence says: restart after an update of the driver; `dmesg`; replace a GPU that keeps failing",
     limit_s=DRIVER_WITHIN_S,
 )
-def nvml(place: Place) -> Finding:
-    if (none := _without_gpus(place)) is not None:
+def nvml(target: Target) -> Finding:
+    if (none := _without_gpus(target)) is not None:
         return none
-    if (failed := _begun(place)) is not None:
+    if (failed := _begun(target)) is not None:
         return failed
     names: list[str] = []
     wrong: list[Finding] = []
@@ -172,7 +172,7 @@ def nvml(place: Place) -> Finding:
         who = f"GPU {indices[0]} does" if len(indices) == 1 else f"GPUs {ranges(indices)} do"
         wrong.append(failure(f"{who} not answer: {found}", remedy))
     wrong += _together(modes)
-    on_bus = 0 if _stood_in(place) else len(gpus_on(place.machine.sys))
+    on_bus = 0 if _stood_in(target) else len(gpus_on(target.machine.sys))
     if on_bus > count:
         wrong.append(
             failure(
@@ -261,10 +261,10 @@ def _text(value: str | bytes) -> str:
     "`systemctl enable --now nvidia-persistenced`, or `nvidia-smi -pm 1`",
     limit_s=DRIVER_WITHIN_S,
 )
-def persistence(place: Place) -> Finding:
-    if (none := _without_gpus(place)) is not None:
+def persistence(target: Target) -> Finding:
+    if (none := _without_gpus(target)) is not None:
         return none
-    if _begun(place) is not None:
+    if _begun(target) is not None:
         return absent("the driver's library does not start: see `nvml`")
     off = []
     told = 0
@@ -288,35 +288,35 @@ def persistence(place: Place) -> Finding:
     "install the torch that fits (`nvidia-smi` shows the driver's CUDA); `make install EXTRAS=worker`; --python PATH",
     limit_s=ASKED_WITHIN_S + 5,
 )
-def torch(place: Place) -> Finding:
-    found = interpreters.ask(place.python, place.machine.environ)
+def torch(target: Target) -> Finding:
+    found = interpreters.ask(target.python, target.machine.environ)
     if isinstance(found, str):
         return failure(
-            f"{place.python}: {found}", "install elasticctl once more, or name the interpreter of jobs: --python PATH"
+            f"{target.python}: {found}", "install elasticctl once more, or name the interpreter of jobs: --python PATH"
         )
     if not found.elasticctl:
         return failure(
-            f"{place.python} cannot load elasticctl: {found.elasticctl_error}",
-            f"{place.python} -m pip install elasticctl",
+            f"{target.python} cannot load elasticctl: {found.elasticctl_error}",
+            f"{target.python} -m pip install elasticctl",
         )
     if found.torch_error and "No module named 'torch'" in found.torch_error:
         return warning(
-            f"{place.python} has no torch: each job brings an environment of its own, and starts seconds later",
+            f"{target.python} has no torch: each job brings an environment of its own, and starts seconds later",
             "`make install EXTRAS=worker`, or name the interpreter of jobs: --python PATH",
         )
     if found.torch_error:
-        return failure(f"{place.python} cannot load torch: {found.torch_error}", "install torch once more")
-    wrong = list(_fits(place, found))
+        return failure(f"{target.python} cannot load torch: {found.torch_error}", "install torch once more")
+    wrong = list(_fits(target, found))
     cuda = f", CUDA {found.cuda}" if found.cuda else ", for CPUs"
     nccl = f", NCCL {found.nccl_version}" if found.nccl_version else ""
-    return worst(wrong, ok(f"torch {found.torch}{cuda}{nccl}, {'Gloo' if found.gloo else 'no Gloo'} ({place.python})"))
+    return worst(wrong, ok(f"torch {found.torch}{cuda}{nccl}, {'Gloo' if found.gloo else 'no Gloo'} ({target.python})"))
 
 
-def _fits(place: Place, found: Interpreter) -> Iterator[Finding]:
+def _fits(target: Target, found: Interpreter) -> Iterator[Finding]:
     """Yield the faults of torch on this server."""
     if not found.gloo:
         yield failure("this torch has no Gloo, which workers meet over", "install the usual build of torch")
-    if _without_gpus(place) is not None or _stood_in(place) or _begun(place) is not None:
+    if _without_gpus(target) is not None or _stood_in(target) or _begun(target) is not None:
         return
     if not found.cuda:
         yield failure("this torch is built for CPUs, and the server has GPUs", "install a build of torch with CUDA")
@@ -395,22 +395,22 @@ HARMFUL = {  # variables and values with which NCCL and torch are slow, or do no
     "variables for all jobs (`worker_environment`, /etc/nccl.conf) name a missing interface, leave a tunnel, or slow training",
     "take them out of agent.yaml or /etc/nccl.conf",
 )
-def nccl_variables(place: Place) -> Finding:
-    assert place.daemon is not None
+def nccl_variables(target: Target) -> Finding:
+    assert target.daemon is not None
     given = {
-        name: (str(value), place.daemon.file) for name, value in place.daemon.option("worker_environment", {}).items()
+        name: (str(value), target.daemon.file) for name, value in target.daemon.option("worker_environment", {}).items()
     }
     for name, value in _nccl_conf(Path("/etc/nccl.conf")):
         if name not in REPEATABLE:  # what the agent sets goes before the file
             given.setdefault(name, (value, "/etc/nccl.conf"))
     wrong = []
     interfaces = set(psutil.net_if_addrs())
-    tunnel, adapters = _tunnel(place), bool(adapters_on(place.machine.sys))
+    tunnel, adapters = _tunnel(target), bool(adapters_on(target.machine.sys))
     if tunnel and adapters and given.get("NCCL_IB_DISABLE", ("",))[0] != "1":
         wrong.append(
             failure(
                 f"`address` is in the tunnel {tunnel}, and NCCL uses the InfiniBand adapters beside it, unencrypted",
-                f'`worker_environment: {{NCCL_IB_DISABLE: "1", NCCL_NET: Socket}}` in {place.daemon.file}',
+                f'`worker_environment: {{NCCL_IB_DISABLE: "1", NCCL_NET: Socket}}` in {target.daemon.file}',
             )
         )
     for name, (value, source) in given.items():
@@ -428,12 +428,12 @@ def nccl_variables(place: Place) -> Finding:
     return worst(wrong, ok(f"{', '.join(ours)}: nothing against that" if ours else "none are set"))
 
 
-def _tunnel(place: Place) -> str:
+def _tunnel(target: Target) -> str:
     """The interface that has the agent's `address`, if it has no link layer, as those of tunnels have none; else ""."""
-    assert place.daemon is not None
-    address = str(place.daemon.option("address", ""))
-    name = next((name for name, each in owned(place) if str(each) == address), "")
-    path = place.machine.sys / "class/net" / name / "type"
+    assert target.daemon is not None
+    address = str(target.daemon.option("address", ""))
+    name = next((name for name, each in owned(target) if str(each) == address), "")
+    path = target.machine.sys / "class/net" / name / "type"
     return name if name and path.exists() and path.read_text(encoding="ascii").strip() == NO_LINK_LAYER else ""
 
 

@@ -12,7 +12,7 @@ from ...protocol.errors import OperatorError
 from ...runtime.directories import check_way
 from . import mounts
 from .checks import Finding, Register, absent, failure, ok, warning, worst
-from .places import Place, Subject
+from .targets import Subject, Target
 
 CHECKS = Register(Subject.SERVER)
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -43,10 +43,10 @@ def nearest(path: Path) -> Path:
     return path
 
 
-def full(place: Place) -> int:
+def full(target: Target) -> int:
     """Return the free bytes below which a disk is full: an agent then takes no new work."""
-    assert place.daemon is not None
-    least_mib = (place.daemon.option("health") or {}).get("least_disk_mib", 0)
+    assert target.daemon is not None
+    least_mib = (target.daemon.option("health") or {}).get("least_disk_mib", 0)
     return max(mounts.FULL_BYTES, int(least_mib) << 20)
 
 
@@ -93,13 +93,13 @@ def closed_way(path: Path) -> Path | None:
     return None
 
 
-def passable(place: Place, path: Path, opened: int = 0) -> list[Finding]:
+def passable(target: Target, path: Path, opened: int = 0) -> list[Finding]:
     """Return a finding if jobs of other accounts cannot reach a directory of an agent that is root. `opened`: number of
     directories above the path that the agent opens itself.
     """
-    assert place.daemon is not None
-    root_alone = place.daemon.option("allow_root_jobs") and place.described.controller.startswith("ipc://")
-    if place.daemon.owner != 0 or root_alone:
+    assert target.daemon is not None
+    root_alone = target.daemon.option("allow_root_jobs") and target.described.controller.startswith("ipc://")
+    if target.daemon.owner != 0 or root_alone:
         return []
     closed = closed_way(path.parents[opened - 1] if opened else path)
     if closed is None:
@@ -117,19 +117,19 @@ def passable(place: Place, path: Path, opened: int = 0) -> list[Finding]:
     "the daemon's state directory is another account's, open to others, read-only, full, in memory, or on the network",
     "chown and chmod as it says; make room; a local disk: `state_directory`",
 )
-def state(place: Place) -> Finding:
-    assert place.daemon is not None
-    path, owner = place.daemon.state, place.daemon.owner
+def state(target: Target) -> Finding:
+    assert target.daemon is not None
+    path, owner = target.daemon.state, target.daemon.owner
     if (missing := not_there(path, owner)) is not None:
         return missing
-    wrong = [*ours(path, owner), *mounts.room(path, full(place))]
-    if place.subject is Subject.SERVER:
-        wrong += passable(place, path)
-    there = mounts.mount_of(path, place.machine.proc)
+    wrong = [*ours(path, owner), *mounts.room(path, full(target))]
+    if target.subject is Subject.SERVER:
+        wrong += passable(target, path)
+    there = mounts.mount_of(path, target.machine.proc)
     other = "name a directory on a disk of this machine: `state_directory` in the configuration"
     if there.kind in mounts.IN_MEMORY:
         wrong.append(failure(f"{path} is in memory ({there.kind}): a restart of the machine loses it", other))
-    elif there.shared and place.subject is Subject.CONTROLLER:
+    elif there.shared and target.subject is Subject.CONTROLLER:
         wrong.append(failure(f"{path} is on the network ({there.kind}), where SQLite cannot keep its promises", other))
     elif there.shared:
         wrong.append(warning(f"{path} is on the network ({there.kind}): what hangs there stops the agent", other))
@@ -144,13 +144,13 @@ def state(place: Place) -> Finding:
     "the directory of checkpoints is missing, hangs, is full, in memory, open to harm, or seen by this server alone",
     "mount storage that all servers share: `checkpoint_directory`; mode 0755, or 1777",
 )
-def checkpoints(place: Place) -> Finding:
-    assert place.daemon is not None
-    path, owner = Path(place.described.checkpoints), place.daemon.owner
+def checkpoints(target: Target) -> Finding:
+    assert target.daemon is not None
+    path, owner = Path(target.described.checkpoints), target.daemon.owner
     if (missing := not_there(path, owner)) is not None:
         return missing
     found = path.stat()
-    wrong = mounts.room(path, full(place))
+    wrong = mounts.room(path, full(target))
     if not stat.S_ISDIR(found.st_mode):
         return failure(f"{path} is no directory", "name another one: `checkpoint_directory`")
     if found.st_mode & OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
@@ -163,15 +163,15 @@ def checkpoints(place: Place) -> Finding:
                 f"{account(owner)}, as the agent, may not make directories in {path}", f"chown or chmod 1777 {path}"
             )
         )
-    wrong += passable(place, path, 1 if path.parent == place.daemon.state else 0)
-    there = mounts.mount_of(path, place.machine.proc)
+    wrong += passable(target, path, 1 if path.parent == target.daemon.state else 0)
+    there = mounts.mount_of(path, target.machine.proc)
     if there.kind in mounts.IN_MEMORY:
         wrong.append(
             failure(
                 f"{path} is in memory ({there.kind}): a restart loses all checkpoints", "name a directory on a disk"
             )
         )
-    elif not there.shared and place.described.controller.startswith("tcp://"):
+    elif not there.shared and target.described.controller.startswith("tcp://"):
         wrong.append(
             warning(
                 f"{path} is on a disk of this server alone ({there.kind}): no job survives its last server",
@@ -188,9 +188,9 @@ def checkpoints(place: Place) -> Finding:
     "the directory for workers' temporary files is closed, full, in memory, or its path too long for sockets",
     "a short path on a disk of the server: `scratch_directory`",
 )
-def scratch(place: Place) -> Finding:
-    assert place.daemon is not None
-    path, owner = Path(place.described.scratch), place.daemon.owner
+def scratch(target: Target) -> Finding:
+    assert target.daemon is not None
+    path, owner = Path(target.described.scratch), target.daemon.owner
     wrong = []
     if len(os.fsencode(path)) > LONGEST_SCRATCH:
         wrong.append(
@@ -202,8 +202,8 @@ def scratch(place: Place) -> Finding:
     missing = not_there(path, owner)
     if missing is not None and missing.remedy:
         return missing
-    wrong += [*passable(place, path, 1), *mounts.room(nearest(path), full(place))]
-    there = mounts.mount_of(path, place.machine.proc)
+    wrong += [*passable(target, path, 1), *mounts.room(nearest(path), full(target))]
+    there = mounts.mount_of(path, target.machine.proc)
     if there.kind in mounts.IN_MEMORY:
         wrong.append(
             warning(
@@ -218,18 +218,18 @@ def scratch(place: Place) -> Finding:
     "the agent's socket for its workers has been removed (by a cleaner of /tmp), or others may put theirs there",
     "`systemctl restart elasticctl-agent`: jobs go on; name another `socket_directory`",
 )
-def sockets(place: Place) -> Finding:
-    assert place.daemon is not None
-    if not place.described.sockets:
+def sockets(target: Target) -> Finding:
+    assert target.daemon is not None
+    if not target.described.sockets:
         return absent("the agent has not been started yet, or only root may see it")
-    path = Path(place.described.sockets)
-    if place.daemon.pid is None:
+    path = Path(target.described.sockets)
+    if target.daemon.pid is None:
         return absent("the agent does not run")
     if not path.exists():
         return failure(
             f"{path} has been removed while the agent runs: no worker reaches it", "restart the agent: jobs go on"
         )
-    wrong = [*ours(path, place.daemon.owner), *passable(place, path, 1)]
+    wrong = [*ours(path, target.daemon.owner), *passable(target, path, 1)]
     if not wrong:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(2.0)
@@ -249,12 +249,12 @@ def sockets(place: Place) -> Finding:
     "the log file of the configuration cannot be written",
     "make its directory, give it to the daemon's account, make room: `log_file`",
 )
-def log(place: Place) -> Finding:
-    assert place.daemon is not None
-    named = place.daemon.option("log_file")
+def log(target: Target) -> Finding:
+    assert target.daemon is not None
+    named = target.daemon.option("log_file")
     if not named:
-        return absent(f"no log_file is named; the log is in {place.daemon.log or 'stderr'}")
-    path, owner = Path(named).expanduser().absolute(), place.daemon.owner
+        return absent(f"no log_file is named; the log is in {target.daemon.log or 'stderr'}")
+    path, owner = Path(named).expanduser().absolute(), target.daemon.owner
     if not path.parent.is_dir():
         return failure(
             f"there is no directory {path.parent} for the log", f"install -d -o {account(owner)} {path.parent}"
@@ -268,7 +268,7 @@ def log(place: Place) -> Finding:
         return failure(
             f"{account(owner)} may not make a file in {path.parent}", f"chown {account(owner)} {path.parent}"
         )
-    return worst(mounts.room(path.parent, full(place)), ok(str(path)))
+    return worst(mounts.room(path.parent, full(target)), ok(str(path)))
 
 
 @CHECKS.check(
@@ -276,15 +276,15 @@ def log(place: Place) -> Finding:
     "accounts other than root can change what the agent, which is root, executes",
     "`make install` into /opt/elasticctl; chown root, chmod go-w",
 )
-def programs(place: Place) -> Finding:
-    assert place.daemon is not None
-    if place.daemon.owner != 0:
+def programs(target: Target) -> Finding:
+    assert target.daemon is not None
+    if target.daemon.owner != 0:
         return absent("the agent is not root")
-    found = place.described.changeable
+    found = target.described.changeable
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         return warning(
             f"root's agent executes what others may change: {', '.join(found[:3])}{more}",
             f"chown root {found[0]}; chmod go-w {found[0]}; or `make install` into /opt/elasticctl",
         )
-    return ok(f"only root changes {place.described.python}")
+    return ok(f"only root changes {target.described.python}")

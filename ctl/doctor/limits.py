@@ -22,7 +22,7 @@ from . import mounts
 from .buses import adapters_on, gpus_on
 from .checks import Finding, Register, absent, failure, ok, warning, worst
 from .files import account
-from .places import Place, Subject
+from .targets import Subject, Target
 
 CHECKS = Register(Subject.SERVER)
 
@@ -40,27 +40,27 @@ LOCKED_BY_PROCESS = 64 << 20  # two buffers, through which a checkpoint's copies
 JOBS_LOOKED_AT = 5000
 
 
-def limit(place: Place, name: str) -> int | None:
+def limit(target: Target, name: str) -> int | None:
     """A soft limit of the daemon, which its jobs inherit; None: there is none. Raises LookupError if it does not run."""
-    return _limits(place, name)[0]
+    return _limits(target, name)[0]
 
 
-def _limits(place: Place, name: str) -> tuple[int | None, int | None]:
+def _limits(target: Target, name: str) -> tuple[int | None, int | None]:
     """The same, and the hard one: up to that a process may raise its own."""
-    assert place.daemon is not None
-    if place.daemon.pid is None:
+    assert target.daemon is not None
+    if target.daemon.pid is None:
         raise LookupError("the daemon does not run")
-    for line in (place.machine.proc / str(place.daemon.pid) / "limits").read_text(encoding="ascii").splitlines():
+    for line in (target.machine.proc / str(target.daemon.pid) / "limits").read_text(encoding="ascii").splitlines():
         if line.startswith(name):
             soft, hard = (None if word == "unlimited" else int(word) for word in line[len(name) :].split()[:2])
             return soft, hard
     raise LookupError(f"the kernel does not tell of {name}")
 
 
-def raise_it(place: Place, option: str, value: str) -> str:
-    assert place.daemon is not None
-    if place.daemon.unit:
-        name = f"elasticctl-{place.daemon.kind}"
+def raise_it(target: Target, option: str, value: str) -> str:
+    assert target.daemon is not None
+    if target.daemon.unit:
+        name = f"elasticctl-{target.daemon.kind}"
         return f"`systemctl edit {name}`: [Service] {option}={value}; then restart it: jobs go on"
     return f"raise it where the daemon is started (`ulimit`, /etc/security/limits.conf: {value}), then start it again"
 
@@ -70,14 +70,14 @@ def raise_it(place: Place, option: str, value: str) -> str:
     "the daemon, and so its jobs, may open too few files: data loaders and many connections fail",
     "`LimitNOFILE=65536:524288` in the unit, or `ulimit -n`",
 )
-def open_files(place: Place) -> Finding:
+def open_files(target: Target) -> Finding:
     try:
-        count = limit(place, "Max open files")
+        count = limit(target, "Max open files")
     except LookupError as error:
         return absent(str(error))
     if count is None:
         return ok("without limit")
-    mend = raise_it(place, "LimitNOFILE", "65536:524288")
+    mend = raise_it(target, "LimitNOFILE", "65536:524288")
     if count < LEAST_FILES:
         return failure(f"only {count} open files are allowed", mend)
     if count < FEW_FILES:
@@ -90,20 +90,20 @@ def open_files(place: Place) -> Finding:
     "jobs may have too few threads and processes: of the account, of the service, or of the machine",
     "`TasksMax=80%` in the unit; `ulimit -u`; `sysctl kernel.threads-max kernel.pid_max`",
 )
-def processes(place: Place) -> Finding:
-    assert place.daemon is not None
-    proc = place.machine.proc
+def processes(target: Target) -> Finding:
+    assert target.daemon is not None
+    proc = target.machine.proc
     bounds: dict[int, str] = {}
     for name in ("threads-max", "pid_max"):
         bounds[int((proc / "sys/kernel" / name).read_text(encoding="ascii"))] = f"`sysctl kernel.{name}`"
     try:
-        count = limit(place, "Max processes")
+        count = limit(target, "Max processes")
         if (
-            count is not None and place.daemon.owner != 0
+            count is not None and target.daemon.owner != 0
         ):  # it does not bind root, and jobs of others count by themselves
-            bounds[count] = raise_it(place, "LimitNPROC", "65536")
-        for path, most in _group_tasks(place):
-            bounds[most] = f"{raise_it(place, 'TasksMax', '80%')} ({path})"
+            bounds[count] = raise_it(target, "LimitNPROC", "65536")
+        for path, most in _group_tasks(target):
+            bounds[most] = f"{raise_it(target, 'TasksMax', '80%')} ({path})"
     except LookupError:
         pass
     least = min(bounds)
@@ -114,15 +114,15 @@ def processes(place: Place) -> Finding:
     return ok(f"{least} threads and processes")
 
 
-def _group_tasks(place: Place) -> list[tuple[Path, int]]:
+def _group_tasks(target: Target) -> list[tuple[Path, int]]:
     """Return the limits on tasks of the daemon's control group, and of those above."""
-    assert place.daemon is not None
+    assert target.daemon is not None
     found = []
-    for line in (place.machine.proc / str(place.daemon.pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+    for line in (target.machine.proc / str(target.daemon.pid) / "cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "pids"):
             continue
-        top = place.machine.sys / "fs/cgroup"
+        top = target.machine.sys / "fs/cgroup"
         base = top / "pids" if controllers == "pids" else top
         group = base / path.lstrip("/")
         for each in (group, *group.parents):
@@ -142,8 +142,8 @@ def _group_tasks(place: Place) -> list[tuple[Path, int]]:
     "there are InfiniBand adapters or GPUs, and the service's jobs may not lock the memory that these read and write",
     "`LimitMEMLOCK=infinity` in the unit, or memlock in /etc/security/limits.conf",
 )
-def locked_memory(place: Place) -> Finding:
-    adapters, gpus = (len(each(place.machine.sys)) for each in (adapters_on, gpus_on))
+def locked_memory(target: Target) -> Finding:
+    adapters, gpus = (len(each(target.machine.sys)) for each in (adapters_on, gpus_on))
     if not adapters and not gpus:
         return absent("there are no InfiniBand adapters and no GPUs")
     needed_for = " and ".join(
@@ -155,12 +155,12 @@ def locked_memory(place: Place) -> Finding:
         if each
     )
     try:
-        count, source = _lockable(place)
+        count, source = _lockable(target)
     except LookupError as error:
         return absent(str(error))
     if count is None:
         return ok(f"without limit, for {needed_for}")
-    mend = raise_it(place, "LimitMEMLOCK", "infinity")
+    mend = raise_it(target, "LimitMEMLOCK", "infinity")
     if adapters:
         return failure(
             f"{needed_for}: a process of a job may lock only {mounts.text(count)} ({source}), and NCCL fails", mend
@@ -174,18 +174,18 @@ def locked_memory(place: Place) -> Finding:
     return ok(f"{mounts.text(count)} for each process, for {needed_for}")
 
 
-def _lockable(place: Place) -> tuple[int | None, str]:
+def _lockable(target: Target) -> tuple[int | None, str]:
     """How much a process of a job may lock (None: without limit), and where that is from: the running service, else systemd,
     which knows all drop-ins of its unit. Whoever asks here has other limits. Raises LookupError."""
-    assert place.daemon is not None
-    if place.daemon.pid is not None:
-        soft, hard = _limits(place, "Max locked memory")
+    assert target.daemon is not None
+    if target.daemon.pid is not None:
+        soft, hard = _limits(target, "Max locked memory")
         # Processes that become another account raise their own limit to the hard one (`privileges.drop`).
-        return (hard if place.daemon.owner == 0 else soft), f"limits of process {place.daemon.pid}"
-    systemctl = shutil.which("systemctl", path=place.machine.environ.get("PATH"))
-    if not place.daemon.unit or systemctl is None:
+        return (hard if target.daemon.owner == 0 else soft), f"limits of process {target.daemon.pid}"
+    systemctl = shutil.which("systemctl", path=target.machine.environ.get("PATH"))
+    if not target.daemon.unit or systemctl is None:
         raise LookupError("the daemon does not run")
-    name = f"elasticctl-{place.daemon.kind}"
+    name = f"elasticctl-{target.daemon.kind}"
     command = [systemctl, "show", "--property", "LimitMEMLOCK", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=ASKED_WITHIN_S, check=False)
     value = done.stdout.strip().partition("=")[2]
@@ -202,8 +202,8 @@ def _lockable(place: Place) -> tuple[int | None, str]:
     "`mount -o remount,size=50%,mode=1777 /dev/shm`; in a container `--shm-size` or `--ipc=host`",
     once=True,
 )
-def shm(place: Place) -> Finding:
-    path = place.machine.dev / "shm"
+def shm(target: Target) -> Finding:
+    path = target.machine.dev / "shm"
     mend = f"`mount -o remount,size=50%,mode=1777 {path}`; in a container `--shm-size=8g` or `--ipc=host`"
     if not path.is_dir():
         return failure(
@@ -213,7 +213,7 @@ def shm(place: Place) -> Finding:
     if stat.S_IMODE(path.stat().st_mode) != 0o1777:
         mode = stat.S_IMODE(path.stat().st_mode)
         wrong.append(failure(f"{path} has mode {mode:04o}: jobs need 1777", f"chmod 1777 {path}"))
-    kind = mounts.mount_of(path, place.machine.proc).kind
+    kind = mounts.mount_of(path, target.machine.proc).kind
     if kind not in mounts.IN_MEMORY:
         wrong.append(warning(f"{path} is on a disk ({kind}), and slow", f"mount -t tmpfs -o mode=1777 tmpfs {path}"))
     found = os.statvfs(path)
@@ -239,11 +239,11 @@ def shm(place: Place) -> Finding:
     "the agent says that it cannot make control groups, or not all: limits do not hold, and daemons of jobs stay behind",
     "`systemctl start elasticctl-workers`; cgroup v2 (`systemd.unified_cgroup_hierarchy=1`); no read-only /sys/fs/cgroup",
 )
-def cgroups(place: Place) -> Finding:
-    assert place.daemon is not None
-    if place.daemon.owner != 0:
+def cgroups(target: Target) -> Finding:
+    assert target.daemon is not None
+    if target.daemon.owner != 0:
         return absent("the agent is not root: its workers have its own limits")
-    lines = [line.split(" ") for line in (place.machine.proc / "self/mounts").read_text(encoding="utf-8").splitlines()]
+    lines = [line.split(" ") for line in (target.machine.proc / "self/mounts").read_text(encoding="utf-8").splitlines()]
     unified = next((Path(line[1]) for line in lines if line[2] == "cgroup2"), None)
     old = {word for line in lines if line[2] == "cgroup" for word in line[3].split(",")}
     readonly = [line[1] for line in lines if line[2] in ("cgroup", "cgroup2") and "ro" in line[3].split(",")]
@@ -259,18 +259,20 @@ def cgroups(place: Place) -> Finding:
     missing = needed - there - old
     if missing:
         return warning(f"no control groups for {', '.join(sorted(missing))}: these limits do not hold", mend)
-    return _as_the_agent_says(place, "version 2" if needed <= there else "version 1, which serves too")
+    return _as_the_agent_says(target, "version 2" if needed <= there else "version 1, which serves too")
 
 
-def _as_the_agent_says(place: Place, there: str) -> Finding:
+def _as_the_agent_says(target: Target, there: str) -> Finding:
     """Return the agent's own finding: limits depend on the rights of its service, which the caller lacks."""
-    assert place.daemon is not None
-    told = place.described.isolation
-    if place.daemon.pid is None:
+    assert target.daemon is not None
+    told = target.described.isolation
+    if target.daemon.pid is None:
         return absent(f"{there}; the agent does not run, and only it can tell whether it may use them")
-    if told.get("pid") != place.daemon.pid:
+    if told.get("pid") != target.daemon.pid:
         who = (
-            "`sudo elasticctl doctor`" if place.machine.uid != 0 else "`systemctl restart elasticctl-agent`: jobs go on"
+            "`sudo elasticctl doctor`"
+            if target.machine.uid != 0
+            else "`systemctl restart elasticctl-agent`: jobs go on"
         )
         return warning("it is not known what the agent may do with control groups", who)
     if told.get("unheld"):
@@ -289,9 +291,9 @@ def _as_the_agent_says(place: Place, there: str) -> Finding:
     "`sysctl vm.overcommit_memory=0`; `worker_limits` in agent.yaml; `swapoff -a`",
     once=True,
 )
-def memory(place: Place) -> Finding:
+def memory(target: Target) -> Finding:
     wrong = []
-    mode = (place.machine.proc / "sys/vm/overcommit_memory").read_text(encoding="ascii").strip()
+    mode = (target.machine.proc / "sys/vm/overcommit_memory").read_text(encoding="ascii").strip()
     if mode == "2":
         wrong.append(
             warning(
@@ -348,7 +350,7 @@ def kernel_clock() -> tuple[bool, float]:
     "`timedatectl set-ntp true`, or install chrony",
     once=True,
 )
-def clock_source(place: Place) -> Finding:
+def clock_source(target: Target) -> Finding:
     names = {process.info["name"] for process in psutil.process_iter(["name"])}
     keepers = [name for name in TIME_DAEMONS if name in names]
     try:
@@ -369,11 +371,11 @@ def clock_source(place: Place) -> Finding:
     "somebody who has jobs or a key has no account on this server, so their jobs cannot run here",
     "the same accounts, with the same numbers, on all servers: LDAP, or `useradd -u`",
 )
-def accounts(place: Place) -> Finding:
-    assert place.daemon is not None
-    if place.daemon.owner != 0:
-        return absent(f"the agent is not root: all jobs run as {account(place.daemon.owner)}")
-    names = sorted(_owners(place))
+def accounts(target: Target) -> Finding:
+    assert target.daemon is not None
+    if target.daemon.owner != 0:
+        return absent(f"the agent is not root: all jobs run as {account(target.daemon.owner)}")
+    names = sorted(_owners(target))
     missing = [name for name in names if not _known(name)]
     wrong = []
     if missing:
@@ -384,7 +386,7 @@ def accounts(place: Place) -> Finding:
                 "make it as on the other servers (LDAP, or `useradd -u NUMBER`); or `elasticctl keys add --account`",
             )
         )
-    strangers = _strangers(Path(place.described.checkpoints))
+    strangers = _strangers(Path(target.described.checkpoints))
     if strangers:
         wrong.append(
             warning(
@@ -405,20 +407,20 @@ def _known(name: str) -> bool:
     return True
 
 
-def _owners(place: Place) -> set[str]:
+def _owners(target: Target) -> set[str]:
     """Return the accounts of owners of keys and jobs, as far as the caller can see them."""
     found: set[str] = set()
-    for daemon in place.daemons:
+    for daemon in target.daemons:
         if daemon.kind == "controller" and daemon.described is not None:
             try:
                 known = KeyDirectory(Path(daemon.described.keys)).principals().known
                 found |= {each.account for each in known if each.account and each.revoked_s is None}
             except ElasticError:
                 continue
-    if place.reach is not None and place.reach.there:
+    if target.reach is not None and target.reach.there:
         from ..client import Client
 
-        client = Client(place.address, None if place.key is None else KeyFile.read(place.key))
+        client = Client(target.address, None if target.key is None else KeyFile.read(target.key))
         try:
             found |= {job.account for job in client.jobs(GetJobs(), most=JOBS_LOOKED_AT).jobs if job.account}
         except ElasticError:

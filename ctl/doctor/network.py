@@ -16,7 +16,7 @@ from ...runtime.endpoints import split
 from ...runtime.keys import KeyFile
 from .. import bounded, reach
 from .checks import Finding, Register, absent, failure, ok, warning
-from .places import Place, Subject
+from .targets import Subject, Target
 
 CHECKS = Register(Subject.SERVER)
 LEAST_PORTS, FEW_PORTS = 500, 5000
@@ -25,8 +25,8 @@ REACHED_WITHIN_S = 20.0
 ASKED_WITHIN_S = 4.0
 
 
-def _remote(place: Place) -> bool:
-    return place.described.controller.startswith("tcp://")
+def _remote(target: Target) -> bool:
+    return target.described.controller.startswith("tcp://")
 
 
 @CHECKS.check(
@@ -34,14 +34,14 @@ def _remote(place: Place) -> bool:
     "the server's key is missing, open to others, another server's, or there is none and the controller wants one",
     "`elasticctl keys add server:NAME` on the controller's machine; root's, mode 0600; `key_file`",
 )
-def key(place: Place) -> Finding:
-    assert place.daemon is not None
-    named = place.daemon.option("key_file")
-    name = place.described.name
+def key(target: Target) -> Finding:
+    assert target.daemon is not None
+    named = target.daemon.option("key_file")
+    name = target.described.name
     make = f"on the controller's machine: `elasticctl keys add server:{name}`; name the file here: `key_file`"
     if named is None:
-        if _remote(place):
-            return failure(f"{place.described.controller} wants a key, and the configuration names none", make)
+        if _remote(target):
+            return failure(f"{target.described.controller} wants a key, and the configuration names none", make)
         return absent("the controller is on this machine: no key is needed")
     path = Path(named).expanduser()
     if not os.access(path, os.R_OK) and path.exists():
@@ -63,13 +63,13 @@ def key(place: Place) -> Finding:
     "as the sentence says: each of these has one of its own",
     limit_s=3 * REACHED_WITHIN_S,  # of several controllers each is tried
 )
-def controller(place: Place) -> Finding:
-    assert place.daemon is not None
-    address = place.described.controller
+def controller(target: Target) -> Finding:
+    assert target.daemon is not None
+    address = target.described.controller
     if not address:
         return absent("only root may read the key file, which names the controller")
-    named, found = place.daemon.option("key_file"), None
-    if named is not None and _remote(place):
+    named, found = target.daemon.option("key_file"), None
+    if named is not None and _remote(target):
         try:
             found = KeyFile.read(Path(named).expanduser())
         except OperatorError:
@@ -82,12 +82,12 @@ def controller(place: Place) -> Finding:
         text = "; ".join([f"{reached.address} is reached", *(f"{one.address}: {one.found}" for one in failed)])
         return warning(text, failed[0].remedy)
     took = reach.short(max(one.connect_s for one in each))
-    if _remote(place) and found is None:
+    if _remote(target) and found is None:
         return warning(f"{address} is reached within {took}; without a key no more can be tried", "see the check `key`")
-    return ok(f"{address} is reached within {took}" + (", and takes this server's key" if _remote(place) else ""))
+    return ok(f"{address} is reached within {took}" + (", and takes this server's key" if _remote(target) else ""))
 
 
-def owned(place: Place) -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
+def owned(target: Target) -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
     """Yield the interfaces of this machine with their addresses."""
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
@@ -100,19 +100,19 @@ def owned(place: Place) -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress
     "`address` in agent.yaml is none of this machine's, loopback in a cluster of several, or of a slow or dead interface",
     "name this server's IP address in the network of the training; plug the cable in",
 )
-def address(place: Place) -> Finding:
-    assert place.daemon is not None
-    given = str(place.daemon.option("address", "127.0.0.1"))
-    mend = f"`ip -brief address` shows what there is; correct `address` in {place.daemon.file}"
+def address(target: Target) -> Finding:
+    assert target.daemon is not None
+    given = str(target.daemon.option("address", "127.0.0.1"))
+    mend = f"`ip -brief address` shows what there is; correct `address` in {target.daemon.file}"
     try:
         wanted = ipaddress.ip_address(given)
     except ValueError:
         return failure(f"address: {given} is not an IP address", mend)
-    interface = next((name for name, each in owned(place) if each == wanted), None)
+    interface = next((name for name, each in owned(target) if each == wanted), None)
     if interface is None:
         return failure(f"{given} is the address of no interface of this machine", mend)
     if wanted.is_loopback:
-        if _remote(place):
+        if _remote(target):
             return failure(f"address: {given} is loopback: workers of other servers cannot reach those here", mend)
         return ok(f"{given} ({interface}): workers of this machine reach each other")
     stats = psutil.net_if_stats().get(interface)
@@ -134,8 +134,8 @@ def address(place: Place) -> Finding:
     limit_s=2 * ASKED_WITHIN_S + 2,
     once=True,
 )
-def host_name(place: Place) -> Finding:
-    host = place.machine.host
+def host_name(target: Target) -> Finding:
+    host = target.machine.host
     forward = bounded.one(lambda: reach.resolve(host), ASKED_WITHIN_S)
     if forward.hung:
         return failure(
@@ -147,7 +147,7 @@ def host_name(place: Place) -> Finding:
             f"this machine does not know its own name, {host}", f"a line for {host} in /etc/hosts, or in DNS"
         )
     found = [ipaddress.ip_address(each.partition("%")[0]) for each in forward.answer]
-    own = {each for _, each in owned(place)}
+    own = {each for _, each in owned(target)}
     told = ", ".join(str(each) for each in found)
     if not any(each in own or each.is_loopback for each in found):
         return failure(f"{host} leads to {told}, which is not this machine", f"correct {host} in DNS or /etc/hosts")
@@ -173,8 +173,8 @@ def host_name(place: Place) -> Finding:
     "`sysctl net.ipv4.ip_local_port_range='32768 60999'`; let these ports through between the servers",
     once=True,
 )
-def ports(place: Place) -> Finding:
-    words = (place.machine.proc / "sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+def ports(target: Target) -> Finding:
+    words = (target.machine.proc / "sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
     first, last = int(words[0]), int(words[1])
     count = last - first + 1
     mend = "`sysctl net.ipv4.ip_local_port_range='32768 60999'`, and in /etc/sysctl.d for good"

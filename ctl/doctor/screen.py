@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .. import render
 from ..tables import STYLES
 from .checks import ORDER, Check, Finding, Outcome
-from .places import Place
+from .targets import Target
 
 WORDS = {Outcome.OK: "ok", Outcome.WARNING: "warning", Outcome.FAILURE: "FAILURE", Outcome.ABSENT: "-"}
 COLOURS = {Outcome.OK: "green", Outcome.WARNING: "yellow", Outcome.FAILURE: "red", Outcome.ABSENT: "dim"}
@@ -21,7 +21,7 @@ LEAST_TEXT = 24  # columns for sentences, however narrow the terminal is
 class Result:
     """Finding of a check at a place."""
 
-    place: Place
+    target: Target
     check: Check
     finding: Finding
     took_s: float
@@ -81,8 +81,8 @@ def document(results: Sequence[Result], host: str) -> dict[str, object]:
         "host": host,
         "checks": [
             {
-                "subject": result.place.subject.value,
-                "file": result.place.daemon.file if result.place.daemon is not None else None,
+                "subject": result.target.subject.value,
+                "file": result.target.daemon.file if result.target.daemon is not None else None,
                 "name": result.check.name,
                 "outcome": result.finding.outcome.value,
                 "found": result.finding.found,

@@ -15,7 +15,7 @@ from .. import record
 from ..render import span
 from .checks import Finding, Register, absent, failure, ok, warning, worst
 from .crowd import crowd
-from .places import Place, Subject, unit_options
+from .targets import Subject, Target, unit_options
 
 CHECKS = Register(Subject.SERVER)
 CHECKED_WITHIN_S = 20.0
@@ -29,29 +29,29 @@ MANY_RESTARTS = 3
     "mend the line that is named; `elasticctl config check`",
     limit_s=CHECKED_WITHIN_S + 2,
 )
-def configuration(place: Place) -> Finding:
-    assert place.daemon is not None
-    daemon = place.daemon
+def configuration(target: Target) -> Finding:
+    assert target.daemon is not None
+    daemon = target.daemon
     command = [sys.executable, "-P", "-m", f"elasticd.{daemon.kind}", "--config", daemon.file, "--check"]
     limit_s = CHECKED_WITHIN_S * crowd().patience
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s, cwd="/")
     if done.returncode == 0:
         return ok(f"{daemon.file} is right")
     wrong = done.stderr.strip().splitlines() or [f"the check ends with exit code {done.returncode}"]
-    if place.machine.uid not in (0, daemon.owner) and any("ermission denied" in line for line in wrong):
+    if target.machine.uid not in (0, daemon.owner) and any("ermission denied" in line for line in wrong):
         return absent("root sees this")
-    return failure("; ".join(wrong), f"mend it, then start the daemon: {start(place)}", certain=True)
+    return failure("; ".join(wrong), f"mend it, then start the daemon: {start(target)}", certain=True)
 
 
-def start(place: Place) -> str:
+def start(target: Target) -> str:
     """Return the command that starts the daemon."""
-    assert place.daemon is not None
-    if place.daemon.unit:
-        return f"`systemctl enable --now elasticctl-{place.daemon.kind}`"
-    if place.directory is not None and place.directory == Path(place.daemon.file).parent:
+    assert target.daemon is not None
+    if target.daemon.unit:
+        return f"`systemctl enable --now elasticctl-{target.daemon.kind}`"
+    if target.directory is not None and target.directory == Path(target.daemon.file).parent:
         return "`elasticctl up`"
-    python = place.daemon.described.python if place.daemon.described is not None else sys.executable
-    return f"`{python} -m elasticd.{place.daemon.kind} --config {place.daemon.file}`"
+    python = target.daemon.described.python if target.daemon.described is not None else sys.executable
+    return f"`{python} -m elasticd.{target.daemon.kind} --config {target.daemon.file}`"
 
 
 @CHECKS.check(
@@ -59,16 +59,16 @@ def start(place: Place) -> str:
     "the daemon does not run",
     "read the end of its log, then start it: `systemctl enable --now`, or `elasticctl up`",
 )
-def daemon(place: Place) -> Finding:
-    assert place.daemon is not None
-    found = place.daemon
+def daemon(target: Target) -> Finding:
+    assert target.daemon is not None
+    found = target.daemon
     log = f"; log: {found.log}" if found.log else ""
     if found.pid is not None:
         age = span(time.time() - psutil.Process(found.pid).create_time())
         return ok(f"process {found.pid} runs for {age}{log}")
     last = record.tail(Path(found.log), 1) if found.log.startswith("/") else []
     ends = f", which ends with: {last[0]}" if last else ""
-    return failure(f"no {found.kind} runs with {found.file}{log}{ends}", start(place))
+    return failure(f"no {found.kind} runs with {found.file}{log}{ends}", start(target))
 
 
 @CHECKS.check(
@@ -76,14 +76,14 @@ def daemon(place: Place) -> Finding:
     "the systemd unit is not enabled, has failed, is started again and again, is stale, or of another version",
     "`systemctl daemon-reload`, `enable --now`; `journalctl -u`; `make install`",
 )
-def unit(place: Place) -> Finding:
-    assert place.daemon is not None
-    if not place.daemon.unit:
+def unit(target: Target) -> Finding:
+    assert target.daemon is not None
+    if not target.daemon.unit:
         return absent("no systemd unit starts this daemon")
-    systemctl = shutil.which("systemctl", path=place.machine.environ.get("PATH"))
+    systemctl = shutil.which("systemctl", path=target.machine.environ.get("PATH"))
     if systemctl is None:
         return absent("there is no systemd here")
-    name = f"elasticctl-{place.daemon.kind}"
+    name = f"elasticctl-{target.daemon.kind}"
     names = "LoadState,ActiveState,UnitFileState,NRestarts,NeedDaemonReload"
     done = subprocess.run(
         [systemctl, "show", "--property", names, name],
@@ -110,14 +110,14 @@ def unit(place: Place) -> Finding:
         wrong.append(warning(f"the file of {name} has changed since systemd read it", "`systemctl daemon-reload`"))
     if told.get("NRestarts", "0").isdigit() and int(told.get("NRestarts", "0")) >= MANY_RESTARTS:
         wrong.append(warning(f"{name} was started again {told['NRestarts']} times", f"`journalctl -u {name}` says why"))
-    wrong += _other_version(place)
+    wrong += _other_version(target)
     return worst(wrong, ok(f"{name} is active and enabled"))
 
 
-def _other_version(place: Place) -> list[Finding]:
+def _other_version(target: Target) -> list[Finding]:
     """Return a finding if the unit starts another elasticctl than this one."""
-    assert place.daemon is not None
-    python = unit_options(Path(place.daemon.unit)).get("ExecStart", "").split(" ")[0]
+    assert target.daemon is not None
+    python = unit_options(Path(target.daemon.unit)).get("ExecStart", "").split(" ")[0]
     if not python or not Path(python).exists():
         return [failure(f"the unit starts {python or 'nothing'}, which is not there", "`make install` once more")]
     command = [python, "-I", "-c", "import elasticd; print(elasticd.__version__)"]

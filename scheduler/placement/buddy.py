@@ -37,8 +37,8 @@ import msgspec
 from ..arrays import Ints
 from ..sets import elements, some
 from ..view import Gpus, ServerInView
-from .anew import Anew
 from .fewest_servers import Placements, wanted_shares
+from .recomputed import RecomputedPlacement
 
 Leaves = int  # a set of GPUs of one server: bit i stands for the GPU with index i
 
@@ -82,9 +82,9 @@ class Buddy:
             return {row: present[row] for row in wanted}
         return {row: forest.gpus(found[row]) for row in wanted}
 
-    def standing(self, servers: Sequence[ServerInView]) -> Anew:
+    def standing(self, servers: Sequence[ServerInView]) -> RecomputedPlacement:
         """Return the state for consecutive decisions under this rule, with no job on these servers yet."""
-        return Anew(self.place, servers)
+        return RecomputedPlacement(self.place, servers)
 
 
 class _Forest:

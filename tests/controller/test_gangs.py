@@ -465,7 +465,7 @@ def test_a_gang_that_has_not_begun_is_not_moved_to_a_server_where_it_cannot_begi
     job.set_target(world.now, (GpuAddress(server=ServerId("s2"), index=0),), "it moves")
     step = next_step(job, lambda gpu: True, ())
     assert isinstance(step, GiveOrder)
-    assert [place.gpu.server for place in step.places] == ["s2"]
+    assert [slot.gpu.server for slot in step.slots] == ["s2"]
     job.avoid(world.now, ServerId("s2"), "its data are missing there", Avoidance.REFUSED)
     assert next_step(job, lambda gpu: True, ()) is None
 

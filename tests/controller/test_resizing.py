@@ -259,5 +259,5 @@ def test_a_job_whose_next_gpus_are_all_occupied_is_ordered_nothing_until_one_is_
     assert next_step(job, lambda gpu: False, ()) is None
     step = next_step(job, lambda gpu: True, ())
     assert isinstance(step, GiveOrder)
-    assert [(place.worker, place.gpu.server) for place in step.places] == [(first, "s1"), (None, "s2")]
+    assert [(slot.worker, slot.gpu.server) for slot in step.slots] == [(first, "s1"), (None, "s2")]
     assert step.kind is OrderKind.UNION, "the state is handed on before it is left"

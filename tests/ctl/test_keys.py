@@ -67,8 +67,8 @@ def test_login_puts_the_key_where_later_commands_find_it(tmp_path: Path) -> None
 
 def test_the_commented_example_is_right() -> None:
     example = Path(__file__).parents[2] / "configs" / "cluster.yaml"
-    assert config.load(example, context.Place).controller == "ipc:///run/elasticctl/clients"
-    assert all(f"{field}:" in example.read_text() for field in context.Place.__struct_fields__)
+    assert config.load(example, context.ClusterFile).controller == "ipc:///run/elasticctl/clients"
+    assert all(f"{field}:" in example.read_text() for field in context.ClusterFile.__struct_fields__)
 
 
 def test_a_command_goes_where_it_is_told_then_to_the_local_cluster_then_as_configured(

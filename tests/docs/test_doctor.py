@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.ctl.doctor.command import all_checks
-from elasticd.ctl.doctor.places import Subject
+from elasticd.ctl.doctor.targets import Subject
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAD = "| check | what it finds | what mends it |"

@@ -17,9 +17,9 @@ import yaml
 
 from elasticd.agent import config as agent_config
 from elasticd.controller import config as controller_config
-from elasticd.ctl.doctor import command, places
+from elasticd.ctl.doctor import command, targets
 from elasticd.ctl.doctor.checks import Finding
-from elasticd.ctl.doctor.places import Described, Machine, Place, Subject
+from elasticd.ctl.doctor.targets import Described, Machine, Subject, Target
 
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 LOOKS = {(check.subject, check.name): check for check in command.all_checks()}
@@ -44,20 +44,20 @@ class Bench:
         path.write_text(yaml.safe_dump(given))
         return path
 
-    def place(self, kind: str = "agent", machine: Machine | None = None, **options: object) -> Place:
+    def target(self, kind: str = "agent", machine: Machine | None = None, **options: object) -> Target:
         """The inputs of a daemon's checks."""
         machine = machine or self.machine
-        found = places._daemon(self.file(kind, **options), kind, machine, describe)
+        found = targets._daemon(self.file(kind, **options), kind, machine, describe)
         assert found.described is not None, found.error
         subject = Subject.SERVER if kind == "agent" else Subject.CONTROLLER
-        return Place(subject, machine, sys.executable, daemon=found, daemons=(found,))
+        return Target(subject, machine, sys.executable, daemon=found, daemons=(found,))
 
-    def desk(self, **given: Any) -> Place:
-        return Place(Subject.DESK, self.machine, given.pop("python", sys.executable), **given)
+    def desk(self, **given: Any) -> Target:
+        return Target(Subject.DESK, self.machine, given.pop("python", sys.executable), **given)
 
-    def look(self, name: str, place: Place) -> Finding:
+    def look(self, name: str, target: Target) -> Finding:
         """The finding of one check."""
-        return LOOKS[place.subject, name].look(place)
+        return LOOKS[target.subject, name].look(target)
 
     def stand_in(self, kind: str = "agent", limit: Callable[[], None] | None = None) -> int:
         """A process with a daemon's command line that does nothing."""

@@ -16,20 +16,20 @@ from elasticd.ctl import bounded
 from elasticd.ctl.doctor import command, screen
 from elasticd.ctl.doctor.checks import Check, Finding, Outcome, absent, failure, ok, warning
 from elasticd.ctl.doctor.crowd import Crowd, crowd
-from elasticd.ctl.doctor.places import Subject
 from elasticd.ctl.doctor.screen import Result
+from elasticd.ctl.doctor.targets import Subject
 
 
 def test_a_check_that_hangs_is_a_finding_and_what_it_has_started_ends_with_it(bench: Any, tmp_path: Path) -> None:
     note = tmp_path / "pid"
 
-    def hang(place: Any) -> Finding:
+    def hang(target: Any) -> Finding:
         note.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
         while True:
             signal.pause()
 
     check = Check("shares", Subject.DESK, "the share hangs", "mount it again", hang, limit_s=5.0)
-    other = Check("other", Subject.DESK, "", "", lambda place: ok("well"))
+    other = Check("other", Subject.DESK, "", "", lambda target: ok("well"))
     pairs = [(bench.desk(), check), (bench.desk(), other)]
     results = list(command.examined(pairs, lambda: Crowd(threads=1, processors=1)))
     assert [result.finding.outcome for result in results] == [Outcome.FAILURE, Outcome.OK]
@@ -46,15 +46,15 @@ def test_on_a_crowded_machine_what_does_not_end_or_fails_late_says_nothing(
 ) -> None:
     monkeypatch.setattr(command, "LATE", 0.005)  # long before the limit on any machine
 
-    def never(place: Any) -> Finding:
+    def never(target: Any) -> Finding:
         while True:
             signal.pause()
 
-    def late(place: Any) -> Finding:
+    def late(target: Any) -> Finding:
         time.sleep(0.6)
         return failure("it has not loaded torch", "install torch once more")
 
-    def certain(place: Any) -> Finding:
+    def certain(target: Any) -> Finding:
         time.sleep(0.6)
         return failure("line 1: expected a number", "mend it", certain=True)
 
@@ -62,7 +62,7 @@ def test_on_a_crowded_machine_what_does_not_end_or_fails_late_says_nothing(
         Check("hangs", Subject.DESK, "the share hangs", "mount it again", never, limit_s=0.5),
         Check("torch", Subject.DESK, "", "", late, limit_s=100.0),
         Check("certain", Subject.DESK, "", "", certain, limit_s=100.0),
-        Check("file", Subject.DESK, "", "", lambda place: failure("it is not there", "make it"), limit_s=100_000.0),
+        Check("file", Subject.DESK, "", "", lambda target: failure("it is not there", "make it"), limit_s=100_000.0),
     ]
     pairs = [(bench.desk(), check) for check in checks]
     results = list(command.examined(pairs, lambda: Crowd(threads=50, processors=2)))
@@ -87,7 +87,7 @@ def test_how_many_threads_want_to_run_is_read_from_the_kernel(tmp_path: Path) ->
 def test_what_is_not_ok_stands_first(bench: Any) -> None:
     found = [ok("a"), failure("b", "mend"), absent("c"), warning("d", "mend"), ok("e")]
     results = [
-        Result(bench.desk(), Check(one.found, Subject.DESK, "", "", lambda place: ok("")), one, 0.1) for one in found
+        Result(bench.desk(), Check(one.found, Subject.DESK, "", "", lambda target: ok("")), one, 0.1) for one in found
     ]
     assert [result.check.name for result in screen.in_order(results)] == ["b", "d", "a", "c", "e"]
 
@@ -110,7 +110,7 @@ def test_a_check_that_crashes_or_raises_is_a_finding() -> None:
 
 
 def test_what_only_root_may_see_does_not_apply(bench: Any) -> None:
-    def closed(place: Any) -> Finding:
+    def closed(target: Any) -> Finding:
         raise PermissionError(13, "Permission denied", "/root/secret")
 
     (result,) = command.examined([(bench.desk(), Check("secret", Subject.DESK, "", "", closed))])
@@ -122,7 +122,7 @@ def test_lines_fit_terminals_of_any_width(bench: Any) -> None:
     finding = failure(
         f"others may write to {'/a-path' * 9}, and more than one thing is wrong with it", "chmod go-w that"
     )
-    check = Check("checkpoints", Subject.DESK, "", "", lambda place: finding)
+    check = Check("checkpoints", Subject.DESK, "", "", lambda target: finding)
     for width in (40, 50, 80, 120):
         lines = list(screen.lines_of(Result(bench.desk(), check, finding, 0.1), 14, width, False))
         assert all(len(line) <= width or "/a-path" * 9 in line for line in lines), lines

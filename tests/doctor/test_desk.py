@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from elasticd import __version__
-from elasticd.ctl.doctor import places
+from elasticd.ctl.doctor import targets
 from elasticd.ctl.doctor.checks import Outcome
 from elasticd.ctl.reach import Reach, Step
 from elasticd.protocol.messages import PROTOCOL_VERSION, Pong, ServerState, ServerView
@@ -166,7 +166,7 @@ def test_daemons_of_a_cluster_that_down_has_stopped_are_not_looked_at(tmp_path: 
 
     def looked_at(daemons: str) -> list[tuple[Path, str]]:
         (tmp_path / "cluster.json").write_text(f'{{"controller": "ipc:///x", "daemons": {daemons}}}')
-        return [(file, kind) for file, kind in places._usual(tmp_path) if file.parent == tmp_path]
+        return [(file, kind) for file, kind in targets._usual(tmp_path) if file.parent == tmp_path]
 
     of_up = [(tmp_path / "controller.yaml", "controller"), (tmp_path / "local-1.yaml", "agent")]
     assert looked_at('{"controller": {"pid": 1, "start_ticks": 1}}') == of_up, "whether it runs or has died"

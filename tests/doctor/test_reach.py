@@ -168,13 +168,13 @@ def test_sockets_of_the_file_system_that_are_missing_dead_or_closed(tmp_path: Pa
 
 def test_the_checks_of_a_server_and_of_the_controllers_machine_say_the_same(bench: Any, controller: Controller) -> None:
     key = str(controller.directory / "s1.key")
-    there = bench.place(controller=controller.agents, key_file=key, server="s1", address="127.0.0.1")
+    there = bench.target(controller=controller.agents, key_file=key, server="s1", address="127.0.0.1")
     assert bench.look("controller", there).outcome is Outcome.OK
     assert "takes this server's key" in bench.look("controller", there).found
     assert bench.look("key", there).outcome is Outcome.OK
-    other = bench.place(controller=f"tcp://127.0.0.1:{free_port()}", key_file=key, server="s1")
+    other = bench.target(controller=f"tcp://127.0.0.1:{free_port()}", key_file=key, server="s1")
     assert "the connection is refused" in bench.look("controller", other).found
-    keyless = bench.place(controller=controller.agents)
+    keyless = bench.target(controller=controller.agents)
     assert "without a key no more can be tried" in bench.look("controller", keyless).found
     text = bench.run(controller.file, "--only", "listening", "--only", "daemon", "--only", "keys", code=0)
     assert f"{controller.clients}, held by the controller" in text

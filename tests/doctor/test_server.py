@@ -37,9 +37,9 @@ def warned(found: Any, *words: str) -> bool:
 def test_a_daemon_that_does_not_run_is_named_with_the_end_of_its_log(bench: Any, tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "agent.log").write_text("began\nthe disk is full\n")
-    assert failed(bench.look("daemon", bench.place()), "no agent runs with", "the disk is full")
+    assert failed(bench.look("daemon", bench.target()), "no agent runs with", "the disk is full")
     pid = bench.stand_in()
-    assert bench.look("daemon", bench.place()).found.startswith(f"process {pid} runs")
+    assert bench.look("daemon", bench.target()).found.startswith(f"process {pid} runs")
 
 
 def test_a_unit_that_failed_is_stale_or_not_enabled_is_told(bench: Any, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_unit_that_failed_is_stale_or_not_enabled_is_told(bench: Any, tmp_path
         (tools / "systemctl").write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
         (tools / "systemctl").chmod(0o755)
         machine = msgspec_replace(bench.machine, units=(units,), environ={"PATH": f"{tools}:{os.environ['PATH']}"})
-        return bench.look("unit", bench.place(machine=machine))
+        return bench.look("unit", bench.target(machine=machine))
 
     assert look().outcome is Outcome.OK
     assert failed(look(ActiveState="failed"), "has failed")
@@ -80,20 +80,20 @@ def msgspec_replace(machine: Any, **changes: Any) -> Any:
 
 def test_state_that_is_anothers_open_or_a_file_is_a_failure(bench: Any, tmp_path: Path, as_root: None) -> None:
     tmp_path.chmod(0o755)
-    place = bench.place(state_directory="/var/tmp/elasticctl-doctor-none")
-    assert "is not there yet" in bench.look("state", place).found
+    target = bench.target(state_directory="/var/tmp/elasticctl-doctor-none")
+    assert "is not there yet" in bench.look("state", target).found
     state = tmp_path / "agent"
     state.mkdir(mode=0o700)
-    place = bench.place(allow_root_jobs=True, controller=f"ipc://{tmp_path}/agents")
-    assert bench.look("state", place).outcome is Outcome.OK
+    target = bench.target(allow_root_jobs=True, controller=f"ipc://{tmp_path}/agents")
+    assert bench.look("state", target).outcome is Outcome.OK
     state.chmod(0o775)
-    assert failed(bench.look("state", place), "others may write to")
+    assert failed(bench.look("state", target), "others may write to")
     state.chmod(0o700)
     os.chown(state, 4321, 4321)
-    assert failed(bench.look("state", place), "belongs to 4321, and the daemon runs as root")
+    assert failed(bench.look("state", target), "belongs to 4321, and the daemon runs as root")
     state.rmdir()
     state.write_text("")
-    assert failed(bench.look("state", place), "is no directory")
+    assert failed(bench.look("state", target), "is no directory")
 
 
 def test_directories_behind_a_closed_one_are_out_of_reach_for_other_accounts(open_bench: Any, as_root: None) -> None:
@@ -101,14 +101,14 @@ def test_directories_behind_a_closed_one_are_out_of_reach_for_other_accounts(ope
     home.mkdir(mode=0o755)
     for name in ("state", "check", "x"):
         (home / name).mkdir(mode=0o711)
-    place = open_bench.place(
+    target = open_bench.target(
         state_directory=f"{home}/state", checkpoint_directory=f"{home}/check", scratch_directory=f"{home}/x/scratch"
     )
     for name in ("state", "checkpoints", "scratch"):
-        assert "pass through" not in open_bench.look(name, place).found, name
+        assert "pass through" not in open_bench.look(name, target).found, name
     home.chmod(0o700)
     for name in ("state", "checkpoints", "scratch"):
-        assert failed(open_bench.look(name, place), f"cannot pass through {home}"), name
+        assert failed(open_bench.look(name, target), f"cannot pass through {home}"), name
 
 
 @pytest.mark.cluster
@@ -134,9 +134,9 @@ def test_a_controllers_store_on_the_network_is_a_failure(bench: Any, tmp_path: P
     (proc / "self/mountinfo").write_text(
         f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:1 / {tmp_path} rw - nfs4 nas:/lab\\040data rw\n"
     )
-    place = bench.place("controller")
-    place = type(place)(**{**place.__dict__, "machine": msgspec_replace(bench.machine, proc=proc)})
-    assert failed(bench.look("state", place), "is on the network (nfs4), where SQLite cannot keep its promises")
+    target = bench.target("controller")
+    target = type(target)(**{**target.__dict__, "machine": msgspec_replace(bench.machine, proc=proc)})
+    assert failed(bench.look("state", target), "is on the network (nfs4), where SQLite cannot keep its promises")
     found = mounts.mount_of(tmp_path, proc)
     assert (found.at, found.kind, found.source) == (str(tmp_path), "nfs4", "nas:/lab data")
     assert mounts.mount_of(Path("/usr"), proc).kind == "ext4"
@@ -146,69 +146,69 @@ def test_checkpoints_where_others_rename_or_the_agent_may_not_write(open_bench: 
     bench, tmp_path = open_bench, open_bench.directory
     directory = tmp_path / "check"
     directory.mkdir()
-    place = bench.place(checkpoint_directory=str(directory), controller=FAR, key_file="/none", allow_root_jobs=True)
-    assert warned(bench.look("checkpoints", place), "no job survives its last server")
+    target = bench.target(checkpoint_directory=str(directory), controller=FAR, key_file="/none", allow_root_jobs=True)
+    assert warned(bench.look("checkpoints", target), "no job survives its last server")
     directory.chmod(0o777)
-    assert failed(bench.look("checkpoints", place), "rename what is others' there")
+    assert failed(bench.look("checkpoints", target), "rename what is others' there")
     directory.chmod(0o1777)
-    assert "rename" not in bench.look("checkpoints", place).found
+    assert "rename" not in bench.look("checkpoints", target).found
     (tmp_path / "file").write_text("")
     assert failed(
-        bench.look("checkpoints", bench.place(checkpoint_directory=str(tmp_path / "file"))), "is no directory"
+        bench.look("checkpoints", bench.target(checkpoint_directory=str(tmp_path / "file"))), "is no directory"
     )
 
 
 def test_what_an_agent_of_another_account_may_not_write(bench: Any, tmp_path: Path, as_root: None) -> None:
     directory = tmp_path / "check"
     directory.mkdir(mode=0o755)
-    place = bench.place(checkpoint_directory=str(directory), log_file=str(directory / "agent.log"))
-    daemon = msgspec.structs.replace(place.daemon, owner=4321)
-    place = type(place)(**{**place.__dict__, "daemon": daemon})
-    assert failed(bench.look("checkpoints", place), "4321, as the agent, may not make directories")
-    assert failed(bench.look("log", place), "4321 may not make a file in")
-    missing = bench.place(state_directory=str(directory / "a" / "b"))
+    target = bench.target(checkpoint_directory=str(directory), log_file=str(directory / "agent.log"))
+    daemon = msgspec.structs.replace(target.daemon, owner=4321)
+    target = type(target)(**{**target.__dict__, "daemon": daemon})
+    assert failed(bench.look("checkpoints", target), "4321, as the agent, may not make directories")
+    assert failed(bench.look("log", target), "4321 may not make a file in")
+    missing = bench.target(state_directory=str(directory / "a" / "b"))
     missing = type(missing)(**{**missing.__dict__, "daemon": msgspec.structs.replace(missing.daemon, owner=4321)})
     assert failed(bench.look("state", missing), "is missing, and 4321 may not make it")
 
 
 def test_a_log_without_a_directory_or_of_another_account(bench: Any, tmp_path: Path) -> None:
-    assert failed(bench.look("log", bench.place(log_file=f"{tmp_path}/none/agent.log")), "there is no directory")
-    assert bench.look("log", bench.place(log_file=f"{tmp_path}/agent.log")).outcome is Outcome.OK
-    assert bench.look("log", bench.place()).outcome is Outcome.ABSENT
+    assert failed(bench.look("log", bench.target(log_file=f"{tmp_path}/none/agent.log")), "there is no directory")
+    assert bench.look("log", bench.target(log_file=f"{tmp_path}/agent.log")).outcome is Outcome.OK
+    assert bench.look("log", bench.target()).outcome is Outcome.ABSENT
 
 
 def test_scratch_in_memory_or_with_a_long_path(bench: Any) -> None:
-    found = bench.look("scratch", bench.place(scratch_directory="/dev/shm/" + "long" * 20, allow_root_jobs=True))
+    found = bench.look("scratch", bench.target(scratch_directory="/dev/shm/" + "long" * 20, allow_root_jobs=True))
     assert warned(found, "more than 60 bytes", "is in memory (tmpfs)")
 
 
 def test_a_socket_directory_that_was_cleaned_away_or_where_nobody_listens(bench: Any, tmp_path: Path) -> None:
     sockets = tmp_path / "s"
     options = {"socket_directory": str(sockets), "allow_root_jobs": True, "controller": f"ipc://{tmp_path}/agents"}
-    assert bench.look("sockets", bench.place(**options)).outcome is Outcome.ABSENT
+    assert bench.look("sockets", bench.target(**options)).outcome is Outcome.ABSENT
     bench.file("agent", **options)
     bench.stand_in()
-    assert failed(bench.look("sockets", bench.place(**options)), "has been removed while the agent runs")
+    assert failed(bench.look("sockets", bench.target(**options)), "has been removed while the agent runs")
     sockets.mkdir(mode=0o700)
-    assert failed(bench.look("sockets", bench.place(**options)), "nobody listens")
+    assert failed(bench.look("sockets", bench.target(**options)), "nobody listens")
     sockets.chmod(0o777)
-    assert failed(bench.look("sockets", bench.place(**options)), "others may write to")
+    assert failed(bench.look("sockets", bench.target(**options)), "others may write to")
     sockets.chmod(0o700)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(sockets / "workers"))
         listener.listen()
-        assert bench.look("sockets", bench.place(**options)).outcome is Outcome.OK
+        assert bench.look("sockets", bench.target(**options)).outcome is Outcome.OK
 
 
 def test_a_program_that_others_can_change_is_named(bench: Any, tmp_path: Path, as_root: None) -> None:
     program = tmp_path / "python"
     program.write_text("")
     program.chmod(0o777)
-    place = bench.place()
+    target = bench.target()
     changeable = [str(path) for path in others_may_change((program,))]
-    described = msgspec.structs.replace(place.described, changeable=changeable)
-    place = type(place)(**{**place.__dict__, "daemon": msgspec.structs.replace(place.daemon, described=described)})
-    assert warned(bench.look("programs", place), f"executes what others may change: {program}")
+    described = msgspec.structs.replace(target.described, changeable=changeable)
+    target = type(target)(**{**target.__dict__, "daemon": msgspec.structs.replace(target.daemon, described=described)})
+    assert warned(bench.look("programs", target), f"executes what others may change: {program}")
 
 
 # -- network
@@ -221,7 +221,7 @@ def test_a_servers_key_that_is_missing_open_or_anothers(bench: Any, tmp_path: Pa
     keys.add("server:other", "", tmp_path / "other.key")
 
     def look(**options: object) -> Any:
-        return bench.look("key", bench.place(controller=FAR, **options))
+        return bench.look("key", bench.target(controller=FAR, **options))
 
     assert look(key_file=str(tmp_path / "s1.key")).outcome is Outcome.OK
     assert failed(look(), "wants a key, and the configuration names none")
@@ -233,7 +233,7 @@ def test_a_servers_key_that_is_missing_open_or_anothers(bench: Any, tmp_path: Pa
 
 def test_an_address_that_is_none_of_ours_or_loopback(bench: Any) -> None:
     def look(address: str, controller: str = FAR) -> Any:
-        return bench.look("address", bench.place(address=address, controller=controller, key_file="/none"))
+        return bench.look("address", bench.target(address=address, controller=controller, key_file="/none"))
 
     assert failed(look("203.0.113.7"), "is the address of no interface")
     assert failed(look("gpu1"), "is not an IP address")
@@ -301,18 +301,18 @@ def test_few_ports_are_told(bench: Any) -> None:
 
 def test_few_open_files_are_told_of_the_daemon_that_runs(bench: Any) -> None:
     bench.file("agent")
-    assert bench.look("open-files", bench.place()).outcome is Outcome.ABSENT
+    assert bench.look("open-files", bench.target()).outcome is Outcome.ABSENT
     bench.stand_in(limit=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096)))
-    assert failed(bench.look("open-files", bench.place()), "only 512 open files")
+    assert failed(bench.look("open-files", bench.target()), "only 512 open files")
 
 
 def test_few_processes_of_an_account_are_told(bench: Any, as_root: None) -> None:
     bench.file("agent")
     bench.stand_in(limit=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (300, 300)))
-    place = bench.place()
-    daemon = msgspec.structs.replace(place.daemon, owner=4321)
+    target = bench.target()
+    daemon = msgspec.structs.replace(target.daemon, owner=4321)
     assert failed(
-        bench.look("processes", type(place)(**{**place.__dict__, "daemon": daemon})), "only 300 threads and processes"
+        bench.look("processes", type(target)(**{**target.__dict__, "daemon": daemon})), "only 300 threads and processes"
     )
 
 
@@ -329,9 +329,9 @@ def test_few_tasks_of_the_service_are_told(bench: Any, tmp_path: Path) -> None:
     group.mkdir(parents=True)
     (group / "pids.max").write_text("256\n")
     (group.parent / "pids.max").write_text("max\n")
-    place = bench.place()
+    target = bench.target()
     machine = msgspec_replace(bench.machine, proc=proc, sys=tmp_path / "sys")
-    assert failed(bench.look("processes", type(place)(**{**place.__dict__, "machine": machine})), "only 256 threads")
+    assert failed(bench.look("processes", type(target)(**{**target.__dict__, "machine": machine})), "only 256 threads")
 
 
 def gpu_at(root: Path, *path: str, gpu: bool = True) -> Path:
@@ -354,9 +354,9 @@ def test_memory_that_infiniband_cannot_lock_is_told(bench: Any, tmp_path: Path) 
     bench.file("agent")
     bench.stand_in(limit=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)))
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    place = bench.place(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
-    assert failed(bench.look("locked-memory", place), "1 InfiniBand adapter: a process of a job may lock only 64 KiB")
-    assert bench.look("locked-memory", bench.place()).outcome is not Outcome.FAILURE
+    target = bench.target(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
+    assert failed(bench.look("locked-memory", target), "1 InfiniBand adapter: a process of a job may lock only 64 KiB")
+    assert bench.look("locked-memory", bench.target()).outcome is not Outcome.FAILURE
 
 
 def test_memory_that_processes_of_eight_gpus_cannot_lock_is_told(bench: Any, tmp_path: Path) -> None:
@@ -366,9 +366,9 @@ def test_memory_that_processes_of_eight_gpus_cannot_lock_is_told(bench: Any, tmp
     bench.stand_in(limit=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 8 << 20)))
 
     def look(**changes: Any) -> Any:
-        place = bench.place(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
-        daemon = msgspec.structs.replace(place.daemon, **changes)
-        return bench.look("locked-memory", type(place)(**{**place.__dict__, "daemon": daemon}))
+        target = bench.target(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
+        daemon = msgspec.structs.replace(target.daemon, **changes)
+        return bench.look("locked-memory", type(target)(**{**target.__dict__, "daemon": daemon}))
 
     assert warned(look(owner=4321), "8 GPUs: a process of a job may lock only 64 KiB")
     assert warned(look(owner=0), "8 GPUs: a process of a job may lock only 8 MiB"), (
@@ -390,7 +390,7 @@ def test_a_service_that_does_not_run_has_the_limits_that_systemd_would_give_it(b
         machine = msgspec_replace(
             bench.machine, units=(units,), sys=tmp_path / "sys", environ={"PATH": f"{tools}:{os.environ['PATH']}"}
         )
-        return bench.look("locked-memory", bench.place(machine=machine))
+        return bench.look("locked-memory", bench.target(machine=machine))
 
     assert failed(look("8388608"), "may lock only 8 MiB (LimitMEMLOCK of elasticctl-agent)")
     assert look("infinity").outcome is Outcome.OK
@@ -420,7 +420,7 @@ def test_a_bridge_that_sends_what_gpus_say_to_each_other_elsewhere_is_named(benc
     def look(first: int | None, second: int | None, cut: int = 4096) -> Any:
         for name, control in (("0000:40:01.1", first), ("0000:40:03.1", second), ("0000:40:05.1", 0x1D)):
             (root / "bus/pci/devices" / name / "config").write_bytes(configuration_space(control)[:cut])
-        return bench.look("acs", bench.place(machine=msgspec_replace(bench.machine, sys=root)))
+        return bench.look("acs", bench.target(machine=msgspec_replace(bench.machine, sys=root)))
 
     found = look(0x00, 0x1D)
     assert warned(found, "0000:40:03.1 (SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+)")
@@ -457,7 +457,7 @@ def test_servers_whose_adapters_are_unlike_are_named(bench: Any, tmp_path: Path)
     port.mkdir(parents=True)
     for name, text in (("state", "4: ACTIVE"), ("link_layer", "InfiniBand"), ("rate", "200 Gb/sec (4X HDR)")):
         (port / name).write_text(text)
-    place = bench.place(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
+    target = bench.target(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
 
     def look(**others: tuple[Adapter, ...] | None) -> Any:
         views = []
@@ -466,7 +466,7 @@ def test_servers_whose_adapters_are_unlike_are_named(bench: Any, tmp_path: Path)
             server = Server(server=ServerId(name), address="10.0.0.9", gpus=(), wiring=wiring)
             views.append(ServerView(server=server, alive=True, last_heard_s=0.0, used={}))
         reach = Reach(address="x", step=Step.THERE, servers=tuple(views))
-        return bench.look("infiniband", type(place)(**{**place.__dict__, "reach": reach}))
+        return bench.look("infiniband", type(target)(**{**target.__dict__, "reach": reach}))
 
     assert look().outcome is Outcome.OK
     assert look(s1=(), s2=ports("InfiniBand"), old=None).found == "1x InfiniBand 200 Gbit/s, like 1 other servers"
@@ -481,8 +481,8 @@ def test_servers_whose_adapters_are_unlike_are_named(bench: Any, tmp_path: Path)
 
 def test_a_single_gpu_writes_to_no_other_one(bench: Any, tmp_path: Path) -> None:
     gpu_at(tmp_path / "sys", "0000:40:01.1", "0000:41:00.0")
-    place = bench.place(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
-    assert bench.look("acs", place).outcome is Outcome.ABSENT
+    target = bench.target(machine=msgspec_replace(bench.machine, sys=tmp_path / "sys"))
+    assert bench.look("acs", target).outcome is Outcome.ABSENT
 
 
 @pytest.mark.cluster
@@ -512,16 +512,16 @@ def test_missing_control_groups_are_told(bench: Any, as_root: None) -> None:
 
 def test_what_holds_of_control_groups_is_asked_of_the_agent_that_runs(bench: Any, as_root: None) -> None:
     bench.file("agent")
-    assert "only it can tell" in bench.look("cgroups", bench.place()).found
+    assert "only it can tell" in bench.look("cgroups", bench.target()).found
     pid = bench.stand_in()
 
     def told(**document: object) -> Any:
-        place = bench.place()
-        described = msgspec.structs.replace(place.described, isolation=document)
-        place = type(place)(
-            **{**place.__dict__, "daemon": msgspec.structs.replace(place.daemon, described=described, pid=pid)}
+        target = bench.target()
+        described = msgspec.structs.replace(target.described, isolation=document)
+        target = type(target)(
+            **{**target.__dict__, "daemon": msgspec.structs.replace(target.daemon, described=described, pid=pid)}
         )
-        return bench.look("cgroups", place)
+        return bench.look("cgroups", target)
 
     assert warned(told(), "it is not known")
     assert warned(told(pid=pid + 1, unheld=""), "it is not known")
@@ -534,18 +534,18 @@ def test_what_holds_of_control_groups_is_asked_of_the_agent_that_runs(bench: Any
 def test_memory_that_is_not_promised_is_told(bench: Any, tmp_path: Path) -> None:
     (tmp_path / "proc/sys/vm").mkdir(parents=True)
     (tmp_path / "proc/sys/vm/overcommit_memory").write_text("2\n")
-    place = bench.place()
-    place = type(place)(**{**place.__dict__, "machine": msgspec_replace(bench.machine, proc=tmp_path / "proc")})
-    assert warned(bench.look("memory", place), "vm.overcommit_memory=2")
+    target = bench.target()
+    target = type(target)(**{**target.__dict__, "machine": msgspec_replace(bench.machine, proc=tmp_path / "proc")})
+    assert warned(bench.look("memory", target), "vm.overcommit_memory=2")
 
 
 def test_a_clock_that_nobody_keeps_is_told(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, error_s = limits.kernel_clock()
     assert error_s >= 0
     monkeypatch.setattr(limits, "kernel_clock", lambda: (True, 0.02))
-    assert bench.look("clock-source", bench.place()).outcome is Outcome.OK
+    assert bench.look("clock-source", bench.target()).outcome is Outcome.OK
     monkeypatch.setattr(limits, "kernel_clock", lambda: (False, 16.0))
-    assert bench.look("clock-source", bench.place()).outcome is Outcome.WARNING
+    assert bench.look("clock-source", bench.target()).outcome is Outcome.WARNING
     assert isinstance(kept, bool)
 
 
@@ -554,16 +554,16 @@ def test_people_without_an_account_here_are_named(bench: Any, tmp_path: Path, as
     keys.make()
     keys.add("user:alice", "nobody-such", tmp_path / "alice.key")
     keys.add("user:bob", "root", tmp_path / "bob.key")
-    controller = bench.place("controller", keys_directory=str(tmp_path / "keys"))
-    place = bench.place(checkpoint_directory=str(tmp_path / "check"))
-    place = type(place)(**{**place.__dict__, "daemons": (controller.daemon, place.daemon)})
-    assert failed(bench.look("accounts", place), "this server has no account nobody-such: their jobs cannot run")
+    controller = bench.target("controller", keys_directory=str(tmp_path / "keys"))
+    target = bench.target(checkpoint_directory=str(tmp_path / "check"))
+    target = type(target)(**{**target.__dict__, "daemons": (controller.daemon, target.daemon)})
+    assert failed(bench.look("accounts", target), "this server has no account nobody-such: their jobs cannot run")
     keys.revoke("user:alice")
-    assert bench.look("accounts", place).outcome is Outcome.OK
+    assert bench.look("accounts", target).outcome is Outcome.OK
     (tmp_path / "check").mkdir()
     (tmp_path / "check" / "theirs").mkdir()
     os.chown(tmp_path / "check" / "theirs", 54321, 54321)
-    assert warned(bench.look("accounts", place), "checkpoints belong to user 54321")
+    assert warned(bench.look("accounts", target), "checkpoints belong to user 54321")
 
 
 # -- the controller's machine
@@ -571,7 +571,7 @@ def test_people_without_an_account_here_are_named(bench: Any, tmp_path: Path, as
 
 def test_a_port_that_another_program_holds_and_an_address_that_is_not_ours(bench: Any) -> None:
     def look(address: str) -> Any:
-        return bench.look("listening", bench.place("controller", listen_clients=address))
+        return bench.look("listening", bench.target("controller", listen_clients=address))
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -586,13 +586,13 @@ def test_a_controller_that_runs_and_does_not_listen_is_told(bench: Any) -> None:
         free = f"tcp://127.0.0.1:{other.getsockname()[1]}"
     bench.file("controller", listen_clients=free)
     pid = bench.stand_in("controller")
-    found = bench.look("listening", bench.place("controller", listen_clients=free))
+    found = bench.look("listening", bench.target("controller", listen_clients=free))
     assert failed(found, f"the controller runs (process {pid}) and does not listen at {free}")
 
 
 def test_keys_that_are_missing_or_open(bench: Any, tmp_path: Path) -> None:
     def look(**options: object) -> Any:
-        return bench.look("keys", bench.place("controller", keys_directory=str(tmp_path / "keys"), **options))
+        return bench.look("keys", bench.target("controller", keys_directory=str(tmp_path / "keys"), **options))
 
     remote = {"listen_agents": "tcp://127.0.0.1:7701"}
     assert look().outcome is Outcome.ABSENT

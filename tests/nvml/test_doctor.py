@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticd.ctl.doctor import drivers, places
+from elasticd.ctl.doctor import drivers, targets
 from elasticd.ctl.doctor.checks import Finding, Outcome
-from elasticd.ctl.doctor.places import Machine, Place, Subject
+from elasticd.ctl.doctor.targets import Machine, Subject, Target
 
 Make = Callable[..., Any]
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
@@ -78,16 +78,16 @@ def test_a_driver_that_hangs_is_a_finding(standin: Make, tmp_path: Path) -> None
     server.say("gpu 0 slow 60000")
     program = f"""
 import dataclasses, sys
-from elasticd.ctl.doctor import command, drivers, places
+from elasticd.ctl.doctor import command, drivers, targets
 from elasticd.ctl.doctor.checks import Subject
 check = dataclasses.replace(next(c for c in drivers.CHECKS.checks if c.name == "nvml"), limit_s=2.0)
-machine = places.Machine.here()
+machine = targets.Machine.here()
 from pathlib import Path
 Path("{tmp_path}/agent.yaml").write_text("server: s1")
-daemon = places._daemon(Path("{tmp_path}/agent.yaml"), "agent", machine)
-place = places.Place(Subject.SERVER, machine, sys.executable, daemon=daemon)
+daemon = targets._daemon(Path("{tmp_path}/agent.yaml"), "agent", machine)
+target = targets.Target(Subject.SERVER, machine, sys.executable, daemon=daemon)
 from elasticd.ctl.doctor.crowd import Crowd
-(result,) = command.examined([(place, check)], lambda: Crowd(1, 1))
+(result,) = command.examined([(target, check)], lambda: Crowd(1, 1))
 import json
 print(json.dumps([result.finding.outcome.value, result.finding.found]))
 """
@@ -123,11 +123,11 @@ def machine(tmp_path: Path, *gpus: str, version: str = "", held: str = "") -> Ma
     return Machine({}, 0, "here", proc=proc, sys=sys_, dev=dev)
 
 
-def at(tmp_path: Path, where: Machine, **options: object) -> Place:
+def at(tmp_path: Path, where: Machine, **options: object) -> Target:
     file = tmp_path / "agent.yaml"
     file.write_text(yaml.safe_dump({"server": "s1", **options}))
-    daemon = places._daemon(file, "agent", Machine.here())
-    return Place(Subject.SERVER, where, sys.executable, daemon=daemon)
+    daemon = targets._daemon(file, "agent", Machine.here())
+    return Target(Subject.SERVER, where, sys.executable, daemon=daemon)
 
 
 def test_gpus_without_a_driver_and_missing_device_files_are_told(tmp_path: Path) -> None:

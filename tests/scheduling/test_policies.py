@@ -18,7 +18,7 @@ from scheduling_tables import Case, ask, cases, job, policy, speedups, table
 
 from elasticd.agent import config as agent_config
 from elasticd.controller import config as controller_config
-from elasticd.ctl.config import load_place
+from elasticd.ctl.config import load_cluster_file
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.curves import Curves
@@ -124,7 +124,7 @@ def load_policy_file(path: Path) -> object:
 LOADERS: dict[str, Callable[[Path], object]] = {
     "controller.yaml": controller_config.load,
     "agent.yaml": agent_config.load,
-    "cluster.yaml": load_place,
+    "cluster.yaml": load_cluster_file,
     **{f"policies/{name}.yaml": load_policy_file for name in NAMES},
 }
 

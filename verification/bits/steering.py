@@ -8,8 +8,8 @@ from collections.abc import Sequence, Sized
 import msgspec
 import numpy as np
 
-from elasticd.scheduler.placement.anew import Anew
 from elasticd.scheduler.placement.fewest_servers import Placements
+from elasticd.scheduler.placement.recomputed import RecomputedPlacement
 from elasticd.scheduler.policies.base import Shares
 from elasticd.scheduler.scheduler import Scheduler, Stages
 from elasticd.scheduler.view import JobTable, ServerInView
@@ -43,5 +43,5 @@ class Steering:
         (server,) = servers
         return {0: sum(1 << bit for bit, gpu in enumerate(server.gpus) if gpu in self.gpus)}
 
-    def standing(self, servers: Sequence[ServerInView]) -> Anew:
-        return Anew(self.place, servers)
+    def standing(self, servers: Sequence[ServerInView]) -> RecomputedPlacement:
+        return RecomputedPlacement(self.place, servers)

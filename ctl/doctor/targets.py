@@ -42,7 +42,7 @@ UNITS = (
 
 
 class Subject(enum.Enum):
-    """Kind of a place."""
+    """Kind of a check target."""
 
     DESK = "desk"
     CONTROLLER = "controller"
@@ -115,8 +115,8 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Subject of the checks of one kind."""
+class Target:
+    """What one group of checks examines: a daemon by its file, or the machine of a user."""
 
     subject: Subject
     machine: Machine
@@ -133,7 +133,7 @@ class Place:
 
     @property
     def title(self) -> str:
-        """Return the title of the place for people."""
+        """Return the title of the target for people."""
         if self.daemon is None:
             return f"desk of {_account(self.machine.uid)} on {self.machine.host}"
         name = self.daemon.described.name if self.daemon.described is not None else "?"
@@ -148,8 +148,8 @@ class Place:
         return self.daemon.described
 
 
-def find(context: Context, files: Iterable[Path], python: str | None, machine: Machine) -> list[Place]:
-    """Return the places here: daemons by their files (by default the usual ones), then the desk. Raises UserError."""
+def find(context: Context, files: Iterable[Path], python: str | None, machine: Machine) -> list[Target]:
+    """Return the targets here: daemons by their files (by default the usual ones), then the desk. Raises UserError."""
     named = [file.absolute() for file in files]
     limit_s = DESCRIBED_WITHIN_S * crowd().patience
     found = bounded.one(lambda: list(_daemons(named, context.directory, machine)), limit_s)
@@ -162,20 +162,20 @@ def find(context: Context, files: Iterable[Path], python: str | None, machine: M
     daemons = tuple(msgspec.convert(found.answer, list[Daemon]))
     desk = _desk(context, python, machine, daemons)
     subjects = {"controller": Subject.CONTROLLER, "agent": Subject.SERVER}
-    places = [_of_daemon(desk, daemon, subjects[daemon.kind], python) for daemon in daemons]
+    found_targets = [_of_daemon(desk, daemon, subjects[daemon.kind], python) for daemon in daemons]
     return [
-        *(p for p in places if p.subject is Subject.CONTROLLER),
-        *(p for p in places if p.subject is Subject.SERVER),
+        *(p for p in found_targets if p.subject is Subject.CONTROLLER),
+        *(p for p in found_targets if p.subject is Subject.SERVER),
         desk,
     ]
 
 
-def _of_daemon(desk: Place, daemon: Daemon, subject: Subject, python: str | None) -> Place:
+def _of_daemon(desk: Target, daemon: Daemon, subject: Subject, python: str | None) -> Target:
     own = daemon.described.python if daemon.described is not None else sys.executable
-    return Place(**{**desk.__dict__, "subject": subject, "daemon": daemon, "python": python or own})
+    return Target(**{**desk.__dict__, "subject": subject, "daemon": daemon, "python": python or own})
 
 
-def _desk(context: Context, python: str | None, machine: Machine, daemons: tuple[Daemon, ...]) -> Place:
+def _desk(context: Context, python: str | None, machine: Machine, daemons: tuple[Daemon, ...]) -> Target:
     interpreter = python or shutil.which("python", path=machine.environ.get("PATH")) or shutil.which("python3") or ""
     address, key, why, mistaken = "", None, "", False
     try:
@@ -193,7 +193,7 @@ def _desk(context: Context, python: str | None, machine: Machine, daemons: tuple
             reached = Reach(address=address, step=reach.Step.ANSWER, found=text, remedy="look at the controller's log")
         else:
             reached = msgspec.convert(done.answer, Reach)
-    return Place(
+    return Target(
         Subject.DESK,
         machine,
         interpreter,

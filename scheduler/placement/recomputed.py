@@ -9,7 +9,7 @@ from ..view import Gpus, ServerInView
 from .fewest_servers import Placements
 
 
-class Place(Protocol):
+class PlaceFunction(Protocol):
     """Signature of `Placement.place`."""
 
     def __call__(
@@ -22,10 +22,10 @@ class Place(Protocol):
     ) -> Placements: ...
 
 
-class Anew:
+class RecomputedPlacement:
     """State of all placements between decisions: an implementation of `registry.Standing`."""
 
-    def __init__(self, place: Place, servers: Sequence[ServerInView]) -> None:
+    def __init__(self, place: PlaceFunction, servers: Sequence[ServerInView]) -> None:
         """Start with no job placed."""
         self._place, self._servers = place, servers
         self.gpus: Placements = {}
