@@ -13,7 +13,7 @@ from elasticd.scheduler.placement.registry import FewestServersParameters
 from elasticd.scheduler.view import Gpus, ServerInView
 
 
-class _Standing:
+class _Incremental:
     """Gives every job the first GPUs, as many as its share."""
 
     def __init__(self) -> None:
@@ -48,5 +48,5 @@ class Unplaced:
     ) -> Placements:
         raise NotImplementedError("only simulations go on from one decision to the next")
 
-    def standing(self, servers: Sequence[ServerInView]) -> _Standing:
-        return _Standing()
+    def incremental(self, servers: Sequence[ServerInView]) -> _Incremental:
+        return _Incremental()

@@ -17,10 +17,10 @@ from ..protocol.model import GpuAddress
 from ..protocol.texts import gpu_count, ranges
 from . import completion, past, render, starting
 from .context import DECIDED_WITHIN_S, JSON, of, print_json
+from .formatting import span
 from .labelled import Page, Part
 from .logs import since_s
 from .promises import deadline_line, moment, saves_deadline, slack
-from .words import span
 
 CHANGES = 8  # of its share
 REMEDIES = 8

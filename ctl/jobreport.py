@@ -16,8 +16,8 @@ import msgspec
 
 from ..protocol.messages import JobView
 from ..protocol.texts import gpu_count
+from .formatting import span
 from .render import memory, percent, use_texts
-from .words import span
 
 GIB = 1 << 30
 MOST_NOTES = 3

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .words import printable
+from .formatting import printable
 
 LABEL = 12  # columns
 

@@ -15,7 +15,7 @@ from ..protocol.texts import gpu_count
 from .context import Context
 from .labelled import Part
 from .promises import moment
-from .words import span
+from .formatting import span
 
 NAMED = 6  # jobs in one line
 EVENTS = 3  # of the job, before that time

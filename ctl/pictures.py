@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import UserError
 from ..protocol.messages import JobView, UsageBy, UsageRow
 from ..protocol.texts import gpu_count
-from .words import printable, span
+from .formatting import printable, span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -275,9 +275,9 @@ def _changed(before: PolicyInUse, after: PolicyInUse) -> Iterator[tuple[str, str
     """Yield the changed quotas and the changed reservations, a line each."""
     from msgspec import ValidationError, convert
 
+    from ..scheduler.quotas.messages import changes, reservation_messages
     from ..scheduler.quotas.reservations import TimedReservation
     from ..scheduler.quotas.terms import Quotas
-    from ..scheduler.quotas.words import changes, reserved_words
 
     try:
         quotas = changes(convert(before.quotas or {}, Quotas), convert(after.quotas or {}, Quotas))
@@ -287,7 +287,7 @@ def _changed(before: PolicyInUse, after: PolicyInUse) -> Iterator[tuple[str, str
         return
     if quotas:
         yield "quotas", quotas
-    if reserved := reserved_words(old, new):
+    if reserved := reservation_messages(old, new):
         yield "reservations", reserved
 
 

@@ -6,8 +6,8 @@ import time
 
 from ..protocol.messages import PromiseState, PromiseView
 from ..protocol.texts import changes, gpu_count
+from .formatting import printable, span
 from .tables import Cell
-from .words import printable, span
 
 STYLES = {
     PromiseState.HOLDS: "green",

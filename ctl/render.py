@@ -33,11 +33,11 @@ from ..protocol.model import GpuSeconds, JobId, JobPhase, JobSpec, Processes, Re
 from ..protocol.principals import LOCAL
 from ..protocol.texts import RELEASED, gpu_count, ranges, steps_kept
 from ..scheduler.amounts import Need
+from .formatting import clock as clock
+from .formatting import printable as printable
+from .formatting import span as span
 from .promises import deadline_line, slack
 from .tables import Cell, Column, Row, Table
-from .words import clock as clock
-from .words import printable as printable
-from .words import span as span
 
 PHASE_STYLES = {
     JobPhase.PENDING: "yellow",

@@ -31,7 +31,7 @@ from msgspec import structs
 
 from ..protocol.model import ServerId
 from ..protocol.texts import gpu_count
-from .deadlines.words import duration
+from .deadlines.messages import duration
 from .sets import union
 from .view import ClusterView, Gpus, Reason, ReasonCode, Transient
 

@@ -16,7 +16,7 @@ in a special way:
 * `Progress` (`progress`): the jobs' progress with their GPUs, and the costs of changes;
 * `Knowledge` (`knowledge`, `learning`): the policies' view of how jobs scale, which is the truth or the measurements so
   far;
-* `Standing` (`scheduler.placement`), or `Typed` (`typed`): the GPUs of each job;
+* `IncrementalPlacement` (`scheduler.placement`), or `Typed` (`typed`): the GPUs of each job;
 * `Outages` (`failures`): the GPUs that are out of order;
 * `Outcome` (`outcome`): the results.
 
@@ -40,7 +40,7 @@ from ..scheduler.deadlines.admitting import ElasticflowAdmission
 from ..scheduler.keeping import Deadlines
 from ..scheduler.measuring import Measuring
 from ..scheduler.pipeline import Decision, Division, decide, divide
-from ..scheduler.placement.registry import FEWEST_SERVERS, Placement, Standing
+from ..scheduler.placement.registry import FEWEST_SERVERS, IncrementalPlacement, Placement
 from ..scheduler.policies import ELASTIC
 from ..scheduler.policies.base import Policy
 from ..scheduler.policies.elasticflow import Elasticflow
@@ -103,7 +103,7 @@ class Simulation:
         )
         self._progress = Progress(self._jobs, workload, costs, self._knowledge.began)
         self._placement = placement
-        self._standing: Standing = placement.standing(cluster)
+        self._placements: IncrementalPlacement = placement.incremental(cluster)
         self._schedules = NO_SCHEDULES  # the plan of the jobs with promises
         self._used = 0  # number of GPUs
         self._now = 0.0
@@ -161,7 +161,7 @@ class Simulation:
             return
         shares = begun.share[numbers]
         places = jobs.places(numbers)
-        self._standing.change(dict(zip(numbers.tolist(), shares.tolist(), strict=True)))
+        self._placements.change(dict(zip(numbers.tolist(), shares.tolist(), strict=True)))
         self._progress.works_with[numbers] = shares
         jobs.give(places, shares, places, stops=False)
         self._knowledge.given(numbers, shares)
@@ -247,7 +247,7 @@ class Simulation:
         self.outcome.end_s[numbers] = self._now
         self._used -= int(jobs.columns.share[over].sum())
         for job in numbers.tolist():
-            (self._typed or self._standing).leave(job)
+            (self._typed or self._placements).leave(job)
         jobs.finish(over)
         self._progress.refresh()
         return len(numbers)
@@ -288,7 +288,7 @@ class Simulation:
         rows = _changed(table, decided)
         shares = decided.shares[rows]
         stay = table.rows[list(decided.stay)].tolist() if decided.stay else ()
-        moves = self._standing.change(dict(zip(table.rows[rows].tolist(), shares.tolist(), strict=True)), stay=stay)
+        moves = self._placements.change(dict(zip(table.rows[rows].tolist(), shares.tolist(), strict=True)), stay=stay)
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1
         if decided.schedules is not None:
@@ -340,7 +340,7 @@ class Simulation:
     def _by_row(self) -> dict[int, Gpus]:
         """Return the placements by row, as policies know them."""
         begin = self._jobs.begin
-        held = (self._typed or self._standing).gpus
+        held = (self._typed or self._placements).gpus
         numbers = sorted(held)
         places = self._jobs.places(numbers).tolist()
         return {place - begin: held[job] for place, job in zip(places, numbers, strict=True)}

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ...protocol.errors import OperatorError, UserError
 from ...protocol.messages import EventKind, PolicyInUse, PolicySet, SetPolicy, ShareForecast, StageView
 from ...protocol.principals import LOCAL_OPERATOR
-from ...scheduler.quotas.words import changes, reserved_words
+from ...scheduler.quotas.messages import changes, reservation_messages
 from ...scheduler.scheduler import Scheduler, document, load_scheduler
 from ..cluster import Cluster
 from ..events import ClientRequest
@@ -116,7 +116,7 @@ def _sentence(before: Scheduler, decider: Decider) -> str:
     stages = "".join(f", {name} {_name(new[name])}" for name in changed)
     quotas = changes(before.stages.quotas, decider.scheduler.stages.quotas)
     stages += f", quotas: {quotas}" if quotas else ""
-    reserved = reserved_words(before.stages.reservations, decider.scheduler.stages.reservations)
+    reserved = reservation_messages(before.stages.reservations, decider.scheduler.stages.reservations)
     stages += f", reservations: {reserved}" if reserved else ""
     origin = f"from {decider.scheduler.source}" if decider.record is not None else "as configured"
     return f"{old['policy']} gives way to {new['policy']}{_values(new['parameters'])}{stages}, {origin}"

@@ -28,7 +28,7 @@ from ...protocol.messages import (
 from ...protocol.texts import gpu_count
 from .. import render
 from ..context import DECIDED_WITHIN_S, Context
-from ..words import printable
+from ..formatting import printable
 from .tails import Stories
 
 HISTORY_PAGE = 200

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...protocol.messages import Events, EventView, GetEvents
 from ..context import Context
+from ..formatting import printable
 from ..logs import Follower, Line, Wanted
-from ..words import printable
 
 MOST_LINES = 2000  # kept of a job
 MOST_CHARACTERS = 4000  # shown of a line

@@ -15,11 +15,11 @@ from textual.widgets import Input, Static
 
 from ...protocol.errors import ElasticError
 from ..context import Context
+from ..formatting import printable
 from ..screens import sources
 from ..screens.sources import Cluster, Marks
 from ..screens.tails import Stories, Tails
 from ..screens.upstream import INTERVAL_S, Seen, Upstream
-from ..words import printable
 from . import views
 from .lines import Lines
 from .views import Item, cut

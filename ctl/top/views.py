@@ -13,11 +13,11 @@ from ...protocol.messages import EventView, JobFound, Jobs, JobView, QuotasFound
 from ...protocol.model import Resize
 from ...protocol.texts import many
 from .. import explain, history, quota, render
+from ..formatting import printable, span
 from ..promises import moment
 from ..screens.sources import Cluster, Health, Marks, explanation_of, gpu_runs, is_well
 from ..screens.tails import Piece
 from ..tables import Cell, Row, Table, cell_len, hung, middle, painted, parts
-from ..words import printable, span
 
 FREE, BARRED = "·", "x"
 COLOURS = ("30;46", "30;43", "30;42", "30;45", "37;44", "37;41")  # front and back of a job's GPUs

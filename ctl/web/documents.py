@@ -11,10 +11,10 @@ from typing import Any
 
 from ...protocol.messages import EventView, JobFound, Jobs, JobView, QuotasFound, Servers, ServerView
 from .. import explain, history, jobreport, quota, render
+from ..formatting import printable
 from ..promises import moment
 from ..screens.sources import Cluster, Health, explanation_of, gpu_runs
 from ..tables import Row, Table
-from ..words import printable
 
 
 def table(found: Table, links: Sequence[str] = (), users: Sequence[str] = ()) -> dict[str, Any]:

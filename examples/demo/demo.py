@@ -17,12 +17,12 @@ from elasticd.protocol.messages import Answer, GetJobs, GetServers, Jobs, JobVie
 from elasticd.protocol.model import GpuAddress, JobPhase
 
 from .cluster import COMMAND_TIMEOUT_S, ROOT, Command, DemoCluster, Outcome
+from .descriptions import ending
 from .errors import DemoFailed, Interrupted
 from .output import Output
 from .picture import Mark
 from .screen import Scene
 from .story import Story, Words
-from .words import ending
 
 SERVERS = 2
 SLOTS = 2  # of each server

@@ -13,8 +13,8 @@ from rich.live import Live
 
 from elasticd.protocol.messages import JobView
 
+from .descriptions import changes
 from .screen import Scene, render
-from .words import changes
 
 SCREEN_INTERVAL_S = 0.2
 ECHO_COLUMNS = 3  # left free at the right, so that the terminal's "^C" does not push the screen up by a line

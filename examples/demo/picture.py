@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from elasticd.protocol.messages import JobView
 
+from .descriptions import quality
 from .shares import colours, share_at, times_of_change
-from .words import quality
 
 
 @dataclass(frozen=True)

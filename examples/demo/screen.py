@@ -15,8 +15,8 @@ from rich.text import Text
 from elasticd.protocol.messages import JobView, WorkerStage
 from elasticd.protocol.model import GpuAddress
 
+from .descriptions import pause_s, quality
 from .shares import colours, stack_at
-from .words import pause_s, quality
 
 CHART_WINDOW_S = 90.0  # the chart begins with this much, and its scale shrinks when it is full
 CHART_MARGIN = 6  # columns for labels and the edge

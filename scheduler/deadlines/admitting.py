@@ -12,8 +12,8 @@ from ..admission import Newcomer, Situation
 from ..view import UNKNOWN_S, ClusterView, JobTable, Schedules
 from .foresee import Job, late
 from .homes import chosen, decided
+from .messages import refusal_message
 from .table import Terms, schedules, situations
-from .words import refusal_words
 
 
 class ElasticflowAdmission:
@@ -53,7 +53,7 @@ class ElasticflowAdmission:
         for verdict, choices in zip(verdicts, asked, strict=True):
             one = chosen(choices, verdict)
             if not verdict.admitted:
-                refused[one.key] = refusal_words(view, present.each[verdict.pool], one, verdict, self.parameters)
+                refused[one.key] = refusal_message(view, present.each[verdict.pool], one, verdict, self.parameters)
             admitted |= verdict.admitted and not one.soft
         if not admitted:
             return refused, view.jobs.schedules

@@ -82,7 +82,7 @@ class Buddy:
             return {row: present[row] for row in wanted}
         return {row: forest.gpus(found[row]) for row in wanted}
 
-    def standing(self, servers: Sequence[ServerInView]) -> RecomputedPlacement:
+    def incremental(self, servers: Sequence[ServerInView]) -> RecomputedPlacement:
         """Return the state for consecutive decisions under this rule, with no job on these servers yet."""
         return RecomputedPlacement(self.place, servers)
 

@@ -56,11 +56,11 @@ def place(
     Raises ValueError if the shares do not fit into the cluster.
     """
     wanted = wanted_shares(shares)
-    standing = Standing(servers, present)
+    incremental = IncrementalFewestServers(servers, present)
     gone = {row: 0 for row in present if row not in wanted}
     changed = {row: share for row, share in wanted.items() if present.get(row, 0).bit_count() != share}
-    standing.change(gone | changed, first, stay=stay)
-    return {row: standing.gpus[row] for row in wanted}
+    incremental.change(gone | changed, first, stay=stay)
+    return {row: incremental.gpus[row] for row in wanted}
 
 
 def addresses(servers: Iterable[ServerInView]) -> tuple[GpuAddress, ...]:
@@ -142,7 +142,7 @@ def _counts(layout: Layout, gpus: Gpus) -> Mapping[int, int]:
     return found
 
 
-class Standing:
+class IncrementalFewestServers:
     """Placements from one decision to the next: the cost of a decision depends on the jobs that change, not on all
     jobs.
 
@@ -347,19 +347,23 @@ class _Attempt:
     """One attempt to place the restless jobs."""
 
     def __init__(
-        self, standing: Standing, changed: Mapping[int, int], first: Mapping[int, Gpus], stay: Collection[int]
+        self,
+        incremental: IncrementalFewestServers,
+        changed: Mapping[int, int],
+        first: Mapping[int, Gpus],
+        stay: Collection[int],
     ) -> None:
         """`changed`: the new shares of jobs with a different number of GPUs. `stay`: other jobs that must not move."""
-        self._standing, self._changed, self._first = standing, changed, first
-        self._layout, self._map = standing._layout, standing._map
-        self._present = standing.gpus
+        self._placement, self._changed, self._first = incremental, changed, first
+        self._layout, self._map = incremental._layout, incremental._map
+        self._present = incremental.gpus
         self._stay = frozenset(stay)
         self.restless = [*changed]
         self._remote: set[int] = set()
-        for job in sorted(standing._spread):
+        for job in sorted(incremental._spread):
             if job in changed:
                 continue
-            used = standing._spread[job]
+            used = incremental._spread[job]
             if job in self._stay:
                 self._remote.update(used)
             elif len(used) > self._layout.fewest(self._present[job].bit_count()) or self._remote & used.keys():
@@ -380,7 +384,7 @@ class _Attempt:
         `idle`: GPUs that no job has had.
         """
         remote = frozenset(self._remote)
-        self._holes = holes = self._standing._holes.copy()
+        self._holes = holes = self._placement._holes.copy()
         for row in self.restless:
             for server, gpus in self._has(row).items():
                 holes[server] += gpus
@@ -429,9 +433,9 @@ class _Attempt:
 
     def _residents(self, server: int) -> list[Resident]:
         """Return the settled jobs on a server that may move."""
-        restless, spread = self._restless_set | self._stay, self._standing._spread
+        restless, spread = self._restless_set | self._stay, self._placement._spread
         residents: list[Resident] = []
-        for row in self._standing._here[server] - restless:
+        for row in self._placement._here[server] - restless:
             if row in spread:
                 gpus = spread[row][server]
                 residents.append((TOUCHED + gpus, row, gpus, True))
@@ -444,7 +448,7 @@ class _Attempt:
         """Choose the individual GPUs of each job, given its number on each server."""
         masks, near = self._layout.masks, self._map.near
         placed: Placements = {}
-        free = self._standing._idle | union(self._present.get(row, 0) for row in amounts)
+        free = self._placement._idle | union(self._present.get(row, 0) for row in amounts)
         for row, amount in amounts.items():
             has, lead = self._present.get(row, 0), self._first.get(row, 0)
             placed[row] = 0

@@ -23,7 +23,7 @@ class PlaceFunction(Protocol):
 
 
 class RecomputedPlacement:
-    """State of all placements between decisions: an implementation of `registry.Standing`."""
+    """State of all placements between decisions: an implementation of `registry.IncrementalPlacement`."""
 
     def __init__(self, place: PlaceFunction, servers: Sequence[ServerInView]) -> None:
         """Start with no job placed."""

@@ -14,7 +14,7 @@ from .buddy import Buddy
 from .fewest_servers import Placements, place
 
 
-class Standing(Protocol):
+class IncrementalPlacement(Protocol):
     """Placements between decisions. Jobs are numbers in the order of submission."""
 
     @property
@@ -57,7 +57,7 @@ class Placement(Protocol):
         """Return a placement for every row with a share; arguments and errors as for `fewest_servers.place`."""
         ...
 
-    def standing(self, servers: Sequence[ServerInView]) -> Standing:
+    def incremental(self, servers: Sequence[ServerInView]) -> IncrementalPlacement:
         """Return the state for consecutive decisions under this rule, with no job on these servers yet."""
         ...
 
@@ -77,7 +77,7 @@ class FewestServers:
         self.parameters = parameters
 
     place = staticmethod(place)
-    standing = staticmethod(fewest_servers.Standing)
+    incremental = staticmethod(fewest_servers.IncrementalFewestServers)
 
 
 PLACEMENTS = (FewestServers, Buddy)

@@ -16,10 +16,10 @@ from ...protocol.texts import gpu_count
 from ..arrays import Ints
 from ..deadlines.admitting import ElasticflowAdmission
 from ..deadlines.allocation import allocate, soft_too
+from ..deadlines.messages import duration
 from ..deadlines.promises import INSTANT_S, Plan, Promise, settle
 from ..deadlines.table import Terms, due, promises, schedules, told_deadline_s
 from ..deadlines.timeline import Timeline
-from ..deadlines.words import duration
 from ..view import JobTable, Reason, ReasonCode
 from .base import Shares, no_shares, smallest, waits_for
 

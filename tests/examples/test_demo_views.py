@@ -21,11 +21,11 @@ from elasticd.protocol.model import (
     ServerId,
     WorkerId,
 )
+from examples.demo.descriptions import changes, ending, quality, resize_text
 from examples.demo.picture import Mark, draw
 from examples.demo.screen import Scene, render
 from examples.demo.shares import share_at, stack_at, times_of_change
 from examples.demo.story import BETWEEN_SUBMISSIONS_S, PATIENCE_S, Story
-from examples.demo.words import changes, ending, quality, resize_words
 
 GPUS = tuple(GpuAddress(server=ServerId(f"local-{s}"), index=i) for s in (1, 2) for i in (0, 1))
 
@@ -146,8 +146,8 @@ def test_a_metric_that_nobody_knows_is_shown_under_its_own_name() -> None:
 
 
 def test_a_pause_is_what_a_switch_took_beyond_a_usual_step() -> None:
-    assert resize_words(resize()) == "4 -> 2 GPUs, paused for 12 ms"
-    assert resize_words(msgspec.structs.replace(resize(), longest_gap_s=0.05)).endswith("paused for 0 ms")
+    assert resize_text(resize()) == "4 -> 2 GPUs, paused for 12 ms"
+    assert resize_text(msgspec.structs.replace(resize(), longest_gap_s=0.05)).endswith("paused for 0 ms")
 
 
 def test_a_share_holds_from_its_change_to_the_next_and_ends_with_the_job() -> None:

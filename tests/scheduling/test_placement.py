@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduling_tables import anywhere, gpus, servers
 
 from elasticd.protocol.model import GpuAddress, ServerId
-from elasticd.scheduler.placement.fewest_servers import Placements, Standing, addresses, in_order, place
+from elasticd.scheduler.placement.fewest_servers import IncrementalFewestServers, Placements, addresses, in_order, place
 from elasticd.scheduler.view import Gpus, ServerInView
 
 Counts = tuple[int, ...]  # a job's GPUs on each server
@@ -339,7 +339,7 @@ def test_bits_stand_for_the_gpus_that_a_server_has_left() -> None:
     assert [str(gpu) for gpu in known] == ["a:0", "a:3", "b:1"]
 
 
-class Attempting(Standing):
+class Attempting(IncrementalFewestServers):
     """Without the fast path for changes that fit."""
 
     def _into_room(self, changed: Mapping[int, int], idle: Gpus) -> Placements | None:
@@ -351,7 +351,7 @@ def test_where_there_is_room_the_short_way_comes_to_what_an_attempt_comes_to(dat
     """Jobs arrive, get other shares, take turns and leave, on equal or different servers."""
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
     cluster = [ServerInView(ServerId(f"s{number}"), tuple(range(size))) for number, size in enumerate(sizes)]
-    short, long = Standing(cluster), Attempting(cluster)
+    short, long = IncrementalFewestServers(cluster), Attempting(cluster)
     shares: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 8))):
         changes: dict[int, int] = {}

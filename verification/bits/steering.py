@@ -43,5 +43,5 @@ class Steering:
         (server,) = servers
         return {0: sum(1 << bit for bit, gpu in enumerate(server.gpus) if gpu in self.gpus)}
 
-    def standing(self, servers: Sequence[ServerInView]) -> RecomputedPlacement:
+    def incremental(self, servers: Sequence[ServerInView]) -> RecomputedPlacement:
         return RecomputedPlacement(self.place, servers)

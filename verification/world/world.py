@@ -9,7 +9,7 @@ from elasticd.protocol.model import JobId
 from elasticd.protocol.times import START_PATIENCE_S
 from elasticd.worker.membership.machine import MAX_EARLY
 
-from . import bounds, words
+from . import bounds, reasons
 from .cluster import Cluster
 from .faults import strike
 from .operations import How
@@ -71,10 +71,10 @@ class World(Cluster):
         cluster = self.controller.machine.cluster
         if running and not cluster.servers.awaited:
             self.oracle.deadlines(self.controller.now, cluster.jobs.values())
-            words.look(cluster, self.controller.now)
+            reasons.look(cluster, self.controller.now)
             if self.timeline.now >= self._explained_at + EXPLAINED_EVERY_S:
                 self._explained_at = self.timeline.now
-                words.explain(cluster, self.controller.now)
+                reasons.explain(cluster, self.controller.now)
         for agent in self.agents:
             if agent.state is State.RUNNING:
                 self.oracle.start_hangs(agent.name, agent.hanging(HANGING_S), agent.sizes["starts that hang"])

@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from elasticd.ctl.formatting import CONTROL
 from elasticd.ctl.screens.sources import Marks, gpu_runs
-from elasticd.ctl.words import CONTROL
 from elasticd.protocol.messages import EventKind, EventView
 from elasticd.protocol.model import JobId
 

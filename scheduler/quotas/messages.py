@@ -24,15 +24,15 @@ def _changes(before: Quotas, after: Quotas) -> Iterator[str]:
         if group is None:
             yield f"group {name} is gone"
         elif group != before.groups.get(name):
-            yield f"group {name} ({', '.join(group.members[:MOST_TOLD])}): {words(group)}"
+            yield f"group {name} ({', '.join(group.members[:MOST_TOLD])}): {quota_text(group)}"
     for name in sorted({*before.users, *after.users}):
         if before.users.get(name) != (own := after.users.get(name)):
-            yield f"{name}: {words(own)}" if own is not None else f"{name}: none of its own"
+            yield f"{name}: {quota_text(own)}" if own is not None else f"{name}: none of its own"
     if before.default != after.default:
-        yield f"each other user: {words(after.default)}"
+        yield f"each other user: {quota_text(after.default)}"
 
 
-def reserved_words(before: Sequence[TimedReservation], after: Sequence[TimedReservation]) -> str:
+def reservation_messages(before: Sequence[TimedReservation], after: Sequence[TimedReservation]) -> str:
     """Return the new and the removed reservations, in a line; "" if nothing has changed."""
     told = [
         f"{one.name} has {gpu_count(one.gpus)} from {one.starts} to {one.ends}" for one in after if one not in before
@@ -43,7 +43,7 @@ def reserved_words(before: Sequence[TimedReservation], after: Sequence[TimedRese
     return "; ".join([*told[:MOST_TOLD], *([f"{more} more"] if more > 0 else [])])
 
 
-def words(quota: Quota) -> str:
+def quota_text(quota: Quota) -> str:
     """Format a quota: "4 GPUs, at most 6, 10 jobs"."""
     parts = [
         gpu_count(quota.gpus) if quota.gpus else "",

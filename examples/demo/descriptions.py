@@ -25,7 +25,7 @@ def pause_s(resize: Resize) -> float:
     return max(0.0, resize.longest_gap_s - resize.median_step_s)
 
 
-def resize_words(resize: Resize) -> str:
+def resize_text(resize: Resize) -> str:
     """Return "2 -> 3 GPUs, paused for 14 ms"."""
     change = f"{resize.workers_before} -> {resize.workers_after} GPU{'s' * (resize.workers_after != 1)}"
     return f"{change}, paused for {1000 * pause_s(resize):.0f} ms"
@@ -58,7 +58,7 @@ def _changes_of(before: JobView | None, job: JobView) -> list[str]:
     if job.share_gpus != (before.share_gpus if before else 0) and job.share_gpus:
         lines.append(f"{job.job} trains on {job.share_gpus}")
     known = {resize.generation for resize in before.resizes} if before else set()
-    lines += [f"{job.job}: {resize_words(resize)}" for resize in job.resizes if resize.generation not in known]
+    lines += [f"{job.job}: {resize_text(resize)}" for resize in job.resizes if resize.generation not in known]
     if before is not None and _tenth(job) > _tenth(before) and not job.phase.final:
         lines.append(
             f"{job.job}: step {_steps(job)} of {job.total_steps}" + (f", {quality(job)}" if job.metrics else "")

@@ -27,7 +27,7 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
-def refusal_words(view: ClusterView, situation: Situation, job: Promise, verdict: Verdict, terms: Terms) -> str:
+def refusal_message(view: ClusterView, situation: Situation, job: Promise, verdict: Verdict, terms: Terms) -> str:
     """Return a sentence for the job's user: why a deadline is not promised, and what would be.
 
     Keys are rows of the view.
