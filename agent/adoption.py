@@ -28,7 +28,7 @@ class Record(msgspec.Struct, frozen=True):
     """A worker's ``.json``. The agent writes it without process numbers before it starts the shim, and the shim adds
     them.
 
-    Where the worker runs as another account, the shim writes into a file of its own (`Seen`), and this record stays the
+    Where the worker runs as another account, the shim writes into a file of its own (`ShimReport`), and this record stays the
     agent's: the agent adds the shim's numbers, before the shim can have started any process of the worker.
     """
 
@@ -64,7 +64,7 @@ Pid = Annotated[int, msgspec.Meta(ge=2, lt=1 << 31)]
 Ticks = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ShimReport(msgspec.Struct, frozen=True):
     """A shim's own statement, in a file of another account. Every value is verified before use."""
 
     shim_pid: Pid | None = None

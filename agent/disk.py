@@ -36,7 +36,7 @@ from ..protocol.times import RECORD_PATIENCE_S, RECORD_RETRY_S, SHIM_GRACE_S
 from ..runtime.logs import about
 from . import accounts, cgroups, privileges, shim, warm_key
 from .accounts import Account, NoAccount, acting_as
-from .adoption import SHIM_KILLED, ExitRecord, Found, Record, Seen
+from .adoption import SHIM_KILLED, ExitRecord, Found, Record, ShimReport
 from .cgroups import Cgroups, Limits, remove
 from .devices import Devices
 from .environment import DEFAULT_PATH, Surroundings, beside, environment, visible_gpus, without_first_line
@@ -455,7 +455,7 @@ class Disk:
             return self.read_record(self._files.of(record.job, record.worker, "json", record.uid)) or record
         path = self._files.output_of(record.job, record.worker, "json", record.uid, account)
         try:
-            seen = msgspec.json.decode(read_small(path, account, MAX_RECORD_BYTES), type=Seen)
+            seen = msgspec.json.decode(read_small(path, account, MAX_RECORD_BYTES), type=ShimReport)
         except UNREADABLE:
             return record
         kept: dict[str, int | None] = {}

@@ -17,8 +17,8 @@ from ..protocol.terms import NO_TERM
 REFUSALS_AT_ONCE, REFUSAL_INTERVAL_S = 1, 600.0  # refusals logged at once, then one per interval
 
 
-class Verdict(enum.Enum):
-    """Verdict on a message of a controller."""
+class TermCheck(enum.Enum):
+    """Result of comparing the term of a controller's message with the highest known term."""
 
     OBEYED = "obeyed"
     HIGHER = "higher"  # obeyed, and its term is to be remembered
@@ -40,18 +40,18 @@ class Fence:
         """The highest term received."""
         return self._term
 
-    def weigh(self, term: int) -> Verdict:
-        """Return the verdict on a message that bears this term, and count refusals."""
+    def check(self, term: int) -> TermCheck:
+        """Compare the term of a message with the highest known term, and count refusals."""
         if term > self._term:
             self._term = term
-            return Verdict.HIGHER
+            return TermCheck.HIGHER
         if NO_TERM < term < self._term:
             self.refused += 1
-            return Verdict.REFUSED
-        return Verdict.OBEYED
+            return TermCheck.REFUSED
+        return TermCheck.OBEYED
 
     def news(self, now: float, term: int) -> str:
-        """Return a line for the log about such a message, after it was weighed; empty: nothing to report."""
+        """Return a line for the log about such a message, after `check`; empty: nothing to report."""
         without_before, self._without_term = self._without_term, term == NO_TERM
         if self._without_term and not without_before and self._term > NO_TERM:
             return (

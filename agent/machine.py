@@ -106,7 +106,7 @@ from .events import (
     WarnProcess,
     WorkerStatusReceived,
 )
-from .fence import Fence, Verdict
+from .fence import Fence, TermCheck
 from .identity import Identity
 from .session import Due, Phase, Session
 
@@ -262,7 +262,7 @@ class AgentMachine:
                 self._exited = {(record.uid, record.worker): record for record in exited}
                 return [KeepIdentity(self._identity), *self._pass_time(now)]
             case ControllerMessage(message, term, endpoint):
-                return self._weigh(now, message, term) if endpoint == self._session.endpoint else []
+                return self._check_term(now, message, term) if endpoint == self._session.endpoint else []
             case Connected(endpoint):
                 self._session.connected(now, endpoint)
                 return self._pass_time(now)
@@ -302,15 +302,15 @@ class AgentMachine:
 
     # -- the controller
 
-    def _weigh(self, now: float, message: ToAgentFromController, term: int) -> list[Action]:
+    def _check_term(self, now: float, message: ToAgentFromController, term: int) -> list[Action]:
         """Only a controller whose reign is not over is obeyed. A higher term is written down before anything else is done."""
         if isinstance(message, Standby):  # which orders nothing, and may know less than this agent
             term = max(term, self._fence.term)
-        verdict, news = self._fence.weigh(term), self._fence.news(now, term)
+        verdict, news = self._fence.check(term), self._fence.news(now, term)
         told: list[Action] = [Warn(news)] if news else []
-        if verdict is Verdict.REFUSED:
+        if verdict is TermCheck.REFUSED:
             return told
-        kept = self._keep(term=term) if verdict is Verdict.HIGHER else []
+        kept = self._keep(term=term) if verdict is TermCheck.HIGHER else []
         return [*told, *kept, *self._on_controller(now, message)]
 
     def _on_controller(self, now: float, message: ToAgentFromController) -> list[Action]:

@@ -63,7 +63,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Told:
+class DriverReport:
     """The driver's full report."""
 
     cards: tuple[Card, ...]  # instances in place of a GPU that is divided into some
@@ -82,7 +82,7 @@ class Counted:
     parts: frozenset[tuple[str, str]]  # of a whole GPU and of its instance; "": the GPU is divided, but has no instance
 
     @classmethod
-    def of(cls, told: Told) -> Counted:
+    def of(cls, told: DriverReport) -> Counted:
         """Return the counts of a full report."""
         cards = [card for card in told.cards if card.uuid]
         return cls(
@@ -130,7 +130,7 @@ def begin(library: str | None) -> None:
         raise DriverFailed(str(error), absent=False) from None
 
 
-def look() -> Told:
+def look() -> DriverReport:
     """Return the full report. NVML must be initialised. Raises DriverFailed if not even the number of GPUs is
     available.
     """
@@ -149,7 +149,7 @@ def look() -> Told:
             lost = isinstance(error, pynvml.NVMLError_GpuIsLost)
             cards.append(Card(index=index, error=str(error), lost=lost))
     version = text(ask("its version", pynvml.nvmlSystemGetDriverVersion) or "")
-    return Told(tuple(cards), _levels(handles), _direct(handles), version)
+    return DriverReport(tuple(cards), _levels(handles), _direct(handles), version)
 
 
 def count() -> Counted:

@@ -50,7 +50,7 @@ from ..runtime.adapters import adapters
 from . import numbers, nvml, sysfs
 from .devices import NVIDIA, Nodes
 from .numbers import Known
-from .nvml import NVSWITCH, Card, Counted, DriverFailed, Levels, Told
+from .nvml import NVSWITCH, Card, Counted, DriverFailed, DriverReport, Levels
 from .visible import Visible
 
 log = logging.getLogger(__name__)
@@ -150,9 +150,9 @@ def _nodes(card: Card, root: Path) -> tuple[tuple[int, int], ...]:
     return () if card.minor is None else ((NVIDIA, card.minor), *(sysfs.nodes(drawn) if drawn is not None else ()))
 
 
-def _asked(library: str | None) -> Told:
+def _asked(library: str | None) -> DriverReport:
     """What the driver tells. Raises DriverFailed, also if it hangs: then a thread stays behind that waits for it."""
-    answers: list[Told | Exception] = []
+    answers: list[DriverReport | Exception] = []
 
     def question() -> None:
         try:
@@ -246,7 +246,7 @@ def _remembered(known: Known, kind: GpuKind) -> Gpu:
 
 
 def _wiring(
-    number: int, told: Told, paths: Mapping[str, tuple[str, ...]], cards: Mapping[int, Card], root: Path
+    number: int, told: DriverReport, paths: Mapping[str, tuple[str, ...]], cards: Mapping[int, Card], root: Path
 ) -> GpuWiring:
     card = cards[number]
     node = card.node if card.node is not None else sysfs.numa_node(root / "bus/pci/devices" / card.pci)

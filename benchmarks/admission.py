@@ -17,7 +17,7 @@ from elasticd.protocol.model import JobId
 from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.deadlines.admitting import ElasticflowAdmission
 from elasticd.scheduler.deadlines.promises import settle
-from elasticd.scheduler.deadlines.table import Terms, situations
+from elasticd.scheduler.deadlines.table import DeadlineTerms, situations
 from elasticd.scheduler.view import ClusterView, Columns, JobTable
 from elasticd.simulator.workload import servers
 
@@ -31,7 +31,7 @@ def main() -> None:
     columns = _columns(rng, 8 * JOBS)
     curves = Curves(np.arange(65.0) ** np.array(POWERS)[:, None])
     cluster = servers(SERVERS, GPUS)
-    terms = Terms()
+    terms = DeadlineTerms()
     admission = ElasticflowAdmission(terms)
     present = np.arange(0)
     newcomer = 0
@@ -93,7 +93,7 @@ def _columns(rng: random.Random, count: int) -> Columns:
     )
 
 
-def _run(columns: Columns, present: object, curves: Curves, cluster: tuple, terms: Terms) -> None:  # type: ignore[type-arg]
+def _run(columns: Columns, present: object, curves: Curves, cluster: tuple, terms: DeadlineTerms) -> None:  # type: ignore[type-arg]
     """Give the jobs the GPUs of their plan at intervals, so that they run."""
     rows = np.asarray(present)
     if len(rows) % 100 and len(rows) != JOBS:

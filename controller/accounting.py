@@ -44,12 +44,12 @@ def held(job: Job) -> tuple[int, int]:
     order = job.committed_order
     trains = order is not None and record.begun_cycle >= record.cycle and not record.phase.final
     plain = not (record.gpu_account.joined or has_joined(job) or job.spec.must_join or record.phase.final)
-    standing = job.standing
+    worker_sets = job.worker_sets
     if plain:
-        using = standing.unjoined_training_gpus if trains else standing.running_gpus
+        using = worker_sets.unjoined_training_gpus if trains else worker_sets.running_gpus
     else:
-        using = standing.training_gpus if trains else 0
-    idling = standing.held_gpus - using
+        using = worker_sets.training_gpus if trains else 0
+    idling = worker_sets.held_gpus - using
     if job.profiling is not None:
         idling += sum(gpu not in job.workers.held for gpu in job.profiling.reserved)
     return using, idling
@@ -58,7 +58,7 @@ def held(job: Job) -> tuple[int, int]:
 def has_joined(job: Job) -> bool:
     """Return whether a worker of the job has called `elastic.join()`. If not, the job may be a plain command, which uses its
     GPUs as long as it runs."""
-    return job.elastic or job.standing.joined > 0 or any(entry.joined_s is not None for entry in job.record.past)
+    return job.elastic or job.worker_sets.joined > 0 or any(entry.joined_s is not None for entry in job.record.past)
 
 
 def spent(now: float, job: Job) -> GpuSeconds:

@@ -20,7 +20,7 @@ from .view import ClusterView
 
 
 @dataclass(frozen=True)
-class Situation:
+class AdmissionState:
     """Counts that an admission may use. Jobs are the admitted ones that are not over."""
 
     gpus: int  # of all known servers, absent ones included, since they may come back
@@ -51,7 +51,7 @@ class Admission(Protocol):
         """The parameters in use."""
         ...
 
-    def refusal(self, job: Newcomer, situation: Situation) -> str:
+    def refusal(self, job: Newcomer, situation: AdmissionState) -> str:
         """Return why the job is not admitted, in a sentence for its user; empty if it is admitted."""
         ...
 
@@ -77,7 +77,7 @@ class AdmitAll:
     def __init__(self, parameters: AllParameters) -> None:
         self.parameters = parameters
 
-    def refusal(self, job: Newcomer, situation: Situation) -> str:
+    def refusal(self, job: Newcomer, situation: AdmissionState) -> str:
         return ""
 
     def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
@@ -106,7 +106,7 @@ class Bounded:
     def __init__(self, parameters: BoundedParameters) -> None:
         self.parameters = parameters
 
-    def refusal(self, job: Newcomer, situation: Situation) -> str:
+    def refusal(self, job: Newcomer, situation: AdmissionState) -> str:
         most, quota = self.parameters.waiting_jobs, self.parameters.user_jobs
         if situation.gpus and job.min_gpus > situation.gpus:
             return f"it needs at least {gpu_count(job.min_gpus)}, and the cluster has {situation.gpus}"

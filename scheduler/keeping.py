@@ -25,12 +25,12 @@ import numpy as np
 
 from ..protocol.model import JobId
 from .arrays import Bools, Ints
-from .deadlines.homes import Situations, settled, soft_among
+from .deadlines.homes import PoolCommitments, settled, soft_among
 from .deadlines.pools import Pool
 from .deadlines.postponing import latest_start_s, postponed
 from .deadlines.promises import Plan, Promise, in_order
 from .deadlines.table import Busy as Busy
-from .deadlines.table import Terms, due, schedules, situations, soft_choices
+from .deadlines.table import DeadlineTerms, due, schedules, situations, soft_choices
 from .manual import shares_by_hand
 from .policies.base import Shares, no_shares, waits_for
 from .schedule import Schedule
@@ -50,7 +50,7 @@ class Deadlines:
     known of them.
     """
 
-    terms: Terms
+    terms: DeadlineTerms
     wide: ClusterView | None = None
     busy: Busy = ()
     busy_on: Mapping[str, Busy] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Foreseen:
     least: Mapping[int, int]
     waits_until_s: float = -math.inf
     schedules: Schedules = field(default_factory=dict)
-    these: Situations = field(kw_only=True)
+    these: PoolCommitments = field(kw_only=True)
     homes: Mapping[int, int] = field(default_factory=dict)
 
     def needs(self, rows: int) -> Needs:

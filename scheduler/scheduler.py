@@ -28,7 +28,7 @@ from msgspec.structs import replace as replace_in
 from . import plugin
 from .admission import ADMIT_ALL, Admission, AdmitAll, Bounded
 from .deadlines.admitting import EdfAdmission, ElasticflowAdmission
-from .deadlines.table import DEFAULT_TERMS, Terms
+from .deadlines.table import DEFAULT_TERMS, DeadlineTerms
 from .options import WrongOption, convert, plain
 from .placement.registry import FEWEST_SERVERS, PLACEMENTS, Placement
 from .policies import ELASTIC, LoadedPolicy, Policy, load_policy
@@ -54,7 +54,7 @@ class Stages:
     admission: Admission = ADMIT_ALL
     packing: bool = False
     placement: Placement = FEWEST_SERVERS
-    deadlines: Terms = DEFAULT_TERMS
+    deadlines: DeadlineTerms = DEFAULT_TERMS
     quotas: Quotas = NO_QUOTAS
     reservations: tuple[TimedReservation, ...] = ()
 
@@ -69,9 +69,9 @@ class Scheduler:
     source: str
 
     @property
-    def terms(self) -> Terms | None:
+    def terms(self) -> DeadlineTerms | None:
         """The terms on which deadlines are promised; None: this policy cannot promise any."""
-        if isinstance(self.parameters, Terms):
+        if isinstance(self.parameters, DeadlineTerms):
             return self.parameters
         if self.policy.name not in ELASTIC:
             return None
@@ -93,7 +93,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     admission: str | StageChoice | None = None
     packing: str | None = None
     placement: str | StageChoice | None = None
-    deadlines: Terms | None = None
+    deadlines: DeadlineTerms | None = None
     quotas: Quotas | None = None
     reservations: tuple[TimedReservation, ...] | None = None
 

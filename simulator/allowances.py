@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from ..scheduler.deadlines.table import Terms
+from ..scheduler.deadlines.table import DeadlineTerms
 from .costs import Costs
 
 P = TypeVar("P")
@@ -18,14 +18,14 @@ P = TypeVar("P")
 def covering(part: P, costs: Costs) -> P:
     """Return the same policy or admission; if it promises deadlines, on terms that cover these costs."""
     terms: Any = getattr(part, "parameters", None)
-    if not isinstance(terms, Terms):
+    if not isinstance(terms, DeadlineTerms):
         return part
     made: Any = type(part)
     covers: P = made(covered(terms, costs))
     return covers
 
 
-def covered(terms: Terms, costs: Costs) -> Terms:
+def covered(terms: DeadlineTerms, costs: Costs) -> DeadlineTerms:
     """Return the terms with allowances and a margin for the largest costs of changes, starts and ends."""
     each = (costs, *costs.by_model.values())
     waits_s = max(one.release_s for one in each) + max(one.ready_s for one in each) if costs.releases else 0.0

@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ..protocol.errors import UserError
-from ..scheduler.admission import ADMIT_ALL, Admission, Newcomer, Situation
+from ..scheduler.admission import ADMIT_ALL, Admission, AdmissionState, Newcomer
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.deadlines.admitting import ElasticflowAdmission
 from ..scheduler.keeping import Deadlines
@@ -235,7 +235,7 @@ class Simulation:
         if self._admission is ADMIT_ALL:
             return True
         waiting = len(self._jobs) - len(self._jobs.run)
-        situation = Situation(gpus=self._gpus, waiting_jobs=waiting, user_jobs=0)
+        situation = AdmissionState(gpus=self._gpus, waiting_jobs=waiting, user_jobs=0)
         return not self._admission.refusal(Newcomer(int(self._load.min_gpus[job]), user=""), situation)
 
     def _end(self) -> int:

@@ -108,22 +108,22 @@ def ending(job: Job) -> bool:
     A worker that ended after the loop counts as long as another worker with the state is on its way there. If that one
     needs the others for a last step, it reports a broken communicator and gets an order.
     """
-    standing = job.standing
-    if standing.finished:
+    worker_sets = job.worker_sets
+    if worker_sets.finished:
         return True
     if not any(entry.finished and entry.generation >= job.record.cycle for entry in job.record.past):
         return False
-    return not standing.broken and bool(standing.holding)
+    return not worker_sets.broken and bool(worker_sets.holding)
 
 
 def anyone_holds(job: Job) -> bool:
     """Return whether any worker has the state."""
-    return bool(job.standing.holding)
+    return bool(job.worker_sets.holding)
 
 
 def holders(job: Job) -> tuple[WorkerRecord, ...]:
     """Return the workers with the state, in the rank order of the newest roster that names them, then by age."""
-    newest, holding = job.newest, job.standing.holding
+    newest, holding = job.newest, job.worker_sets.holding
     if not holding:
         return ()
     ranks = {worker: rank for rank, worker in enumerate(newest.roster.workers)} if newest else {}
@@ -213,11 +213,11 @@ def complete(job: Job) -> bool:
 
 def _without_state(job: Job, newest: OrderRecord) -> Step:
     """Return the next step if no worker has the state: none has trained yet, or all that had the state are lost."""
-    standing = job.standing
-    if not standing.usable:
+    worker_sets = job.worker_sets
+    if not worker_sets.usable:
         return StartAgain()
     had_state = job.record.committed >= job.record.cycle
-    if not had_state and standing.whole(job.record.target) and not _lost_member(job, newest):
+    if not had_state and worker_sets.whole(job.record.target) and not _lost_member(job, newest):
         return None  # all members are on their way
     if had_state and any(usable(job, worker) for worker in newest.roster.workers) and not _lost_member(job, newest):
         return None  # the first step of a generation is on its way
@@ -238,7 +238,7 @@ def _lost_member(job: Job, newest: OrderRecord) -> bool:
     """Return whether the newest roster has lost a member, or does not list a broken generation of its members."""
     if newest.generation in job.record.broken:
         return True
-    if job.standing.lost_member(job.record.target):
+    if job.worker_sets.lost_member(job.record.target):
         return True
     return any(
         generation not in newest.broken for generation in job.record.broken if job.record.committed <= generation
@@ -274,7 +274,7 @@ def _stay(
 
 def _towards_target(job: Job, newest: OrderRecord, free: Callable[[GpuAddress], bool]) -> Step:
     stale_leader = _stale_leader(job, newest)
-    if not stale_leader and not job.workers.ordered and job.standing.whole(job.record.target):
+    if not stale_leader and not job.workers.ordered and job.worker_sets.whole(job.record.target):
         return None  # exactly the wanted workers are there
     wanted = _assign(job, job.record.target, newest)
     slots = tuple(slot for slot in wanted if _present(job, slot) or free(slot.gpu))
@@ -307,7 +307,7 @@ def _stale_leader(job: Job, newest: OrderRecord) -> bool:
     if newest.generation <= job.record.committed or committed is None:
         return False
     leader = newest.roster.leader
-    return leader not in job.standing.holding and leader not in committed.roster.workers
+    return leader not in job.worker_sets.holding and leader not in committed.roster.workers
 
 
 def took_part(job: Job, entry: WorkerRecord, applied: int | None = None) -> bool:
@@ -339,7 +339,7 @@ def handed_on(job: Job, union: OrderRecord) -> bool:
 
 def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None) -> tuple[RosterSlot, ...]:
     """Return the worker for each GPU of `target`: members that stay, in their old order, then the others."""
-    members, able, wanted = newest.roster.members if newest else (), job.standing.usable, set(target)
+    members, able, wanted = newest.roster.members if newest else (), job.worker_sets.usable, set(target)
     stay = [RosterSlot(m.gpu, m.worker) for m in members if m.gpu in wanted and m.worker in able]
     taken = {slot.gpu for slot in stay}
     others = [RosterSlot(gpu, _spare(job, gpu)) for gpu in target if gpu not in taken]
@@ -545,7 +545,7 @@ def _unstarted(job: Job, worker: WorkerId) -> bool:
 def unneeded(job: Job) -> tuple[WorkerRecord, ...]:
     """Return the workers, not yet asked to stop, that no roster in use or possibly in use later names."""
     newest = job.newest
-    if not job.standing.any_outside:
+    if not job.worker_sets.any_outside:
         return ()
     live = [order for order in job.record.orders if order is newest or (job.elastic and not cannot_commit(job, order))]
     named = {worker for order in live for worker in order.roster.workers}

@@ -61,10 +61,10 @@ from .facts import Facts
 from .parts import AllMeasured, Lateness, Meeting, Planned, ProfilingRun, Saving
 from .records import JobRecord, Submission, WorkerRecord, WorkerState
 from .reported import STEPS_OF_A_RATE, Reported, counts_for_progress, measured_with
-from .standing import Standing, Statuses, Terms, is_unstarted
 from .table import WorkerTable
 from .throughput import Estimated
 from .used import Uses
+from .worker_sets import SharedFacts, Statuses, WorkerSets, is_unstarted
 
 KEPT_PAST_WORKERS = 64
 KEPT_RESIZES = 64
@@ -170,21 +170,21 @@ class Job(Facts):
     cut_since: float | None = None
     _meeting: Meeting | None = None
     _borrows: bool = False  # workers and standing belong to another `Job` (`what_if`)
-    _standing: Standing = field(default_factory=Standing)
-    _stood: tuple[JobRecord, float] | None = None  # the record and `watched_s` from which `_standing` was derived
+    _worker_sets: WorkerSets = field(default_factory=WorkerSets)
+    _stood: tuple[JobRecord, float] | None = None  # the record and `watched_s` from which `_worker_sets` was derived
 
     @property
-    def standing(self) -> Standing:
+    def worker_sets(self) -> WorkerSets:
         """Up-to-date sets and counts of the job's workers by condition."""
         stood, news = self._stood, self.workers.news or self.statuses.news
         if stood is not None and stood[0] is self.record and stood[1] == self.watched_s and not news:
-            return self._standing
+            return self._worker_sets
         self._stood = self.record, self.watched_s
-        terms = Terms(self.newest, self.committed_order, self.elastic, self.final, self.watched_s)
-        if self._borrows and not terms.same(self._standing.terms):
+        terms = SharedFacts(self.newest, self.committed_order, self.elastic, self.final, self.watched_s)
+        if self._borrows and not terms.same(self._worker_sets.terms):
             self._own()
-        self._standing.catch_up(self.workers, self.statuses, terms, self._due_s)
-        return self._standing
+        self._worker_sets.catch_up(self.workers, self.statuses, terms, self._due_s)
+        return self._worker_sets
 
     @property
     def meeting(self) -> Meeting | None:
@@ -370,7 +370,7 @@ class Job(Facts):
         The copy borrows the workers until it changes them, so it is valid only while this job stays unchanged.
         """
         if len(self.workers):
-            _ = self.standing  # bring the standing up to date first, so that the copy need not
+            _ = self.worker_sets  # bring the standing up to date first, so that the copy need not
         found = copy.copy(self)
         found.on_change, found.on_reschedule, found._borrows = _nobody, _nothing_due, True
         return found
@@ -378,7 +378,7 @@ class Job(Facts):
     def _own(self) -> None:
         """Replace borrowed workers by a copy of them, before a change."""
         if self._borrows:
-            self.workers, self.statuses, self._standing = self.workers.copy(), Statuses(self.statuses), Standing()
+            self.workers, self.statuses, self._worker_sets = self.workers.copy(), Statuses(self.statuses), WorkerSets()
             self._stood, self._borrows = None, False
 
     def enter(self, phase: JobPhase, now: float, reason: str = "", exit_code: int | None = None) -> None:
@@ -567,7 +567,7 @@ class Job(Facts):
         leader = newest.roster.leader
         leads = self.statuses.get(leader)
         unheard = leads.unheard if leads is not None and leads.order == newest.generation else ()
-        if not (unheard or self.standing.behind):
+        if not (unheard or self.worker_sets.behind):
             return []
         return [
             entry
@@ -580,7 +580,7 @@ class Job(Facts):
 
     def resend_at_s(self) -> float | None:
         """Return when the newest order and the starts are sent again (Unix time); None if all have arrived."""
-        waits = not self.final and (self.standing.unstarted or self.uninformed())
+        waits = not self.final and (self.worker_sets.unstarted or self.uninformed())
         return max(self.orders_sent_s, self.watched_s) + RESEND_AFTER_S if waits else None
 
     def allow_more(self, worker: WorkerId, by_s: float) -> None:
@@ -593,7 +593,7 @@ class Job(Facts):
     def timers(self) -> dict[str, float]:
         """Return the timers of this job: a description of each event, and when it is due (Unix time)."""
         found = {f"{worker} leaves": since + LEAVING_PATIENCE_S for worker, since in self.leaving_since.items()}
-        if (late_s := self.standing.due.soonest()) < math.inf:
+        if (late_s := self.worker_sets.due.soonest()) < math.inf:
             found["a worker is late, or is told to stop again"] = late_s
         found |= self.avoided.timers(bool(self.record.target))
         if (again_s := self.resend_at_s()) is not None:

@@ -27,7 +27,7 @@ class WorkerTable:
         self.membership = 0  # grows with each worker that is added or removed
         self.holdings = 0  # grows with each GPU that is taken or released
         self.unwritten: dict[WorkerId, None] = {}  # changed since `stored` last examined the table
-        self.news: dict[WorkerId, None] = {}  # changed since `standing` last examined the table
+        self.news: dict[WorkerId, None] = {}  # changed since `worker_sets` last examined the table
         self.moved: dict[GpuAddress, None] = {}  # GPUs taken or released since `index` last examined the table
         self.ordered: dict[WorkerId, None] = {}  # workers in the state ORDERED
         self.stopping: dict[WorkerId, None] = {}

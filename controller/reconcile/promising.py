@@ -3,7 +3,7 @@
 A hard deadline is promised if the plan for all promises has room for it; otherwise the job is refused, with a counter-offer.
 While a job's throughput or length is unknown, no plan can be made: the job is admitted provisionally, and judged when both are
 known. After each decision every promise is checked again. A promise that cannot be kept any more is reported then, at the
-latest `Terms.margin_s` before its deadline.
+latest `DeadlineTerms.margin_s` before its deadline.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ...protocol.model import GpuAddress, JobId, ServerId
 from ...protocol.texts import changes, gpu_count, span
 from ...scheduler.arrays import Floats, Ints
 from ...scheduler.curves import Curves
-from ...scheduler.deadlines.homes import Situations, chosen, decided, settled
+from ...scheduler.deadlines.decision import AdmissionDecision, Commitments, Offer, counter_offer, within
+from ...scheduler.deadlines.homes import PoolCommitments, chosen, decided, settled
 from ...scheduler.deadlines.promises import Promise, settle
-from ...scheduler.deadlines.table import NO_LEVELS, Terms, choices_of, situations, told_deadline_s
-from ...scheduler.deadlines.verdict import Offer, Situation, Verdict, counter_offer, within
+from ...scheduler.deadlines.table import NO_LEVELS, DeadlineTerms, choices_of, situations, told_deadline_s
 from ...scheduler.keeping import Busy, Deadlines, Kept
 from ...scheduler.kinds import GpuSort
 from ...scheduler.quotas.hours import Hours
@@ -104,7 +104,7 @@ def _without_a_plan(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> J
     return None
 
 
-def _hours(cluster: Cluster, wide: _Wide, these: Situations, newcomers: Sequence[Promise]) -> Hours:
+def _hours(cluster: Cluster, wide: _Wide, these: PoolCommitments, newcomers: Sequence[Promise]) -> Hours:
     """Return the promised GPU time by user; nothing is counted unless a newcomer's user has a bound on promised GPU time."""
     hours = Hours(cluster.planning.decider.scheduler.stages.quotas)
     if any(math.isfinite(hours.left_gpu_s(_owner(wide, one))) for one in newcomers):
@@ -119,7 +119,13 @@ def _owner(wide: _Wide, one: Promise) -> str:
 
 
 def _by_hours(
-    now: float, wide: _Wide, asked: Situation, found: Verdict, newcomer: Promise, terms: Terms, hours: Hours
+    now: float,
+    wide: _Wide,
+    asked: Commitments,
+    found: AdmissionDecision,
+    newcomer: Promise,
+    terms: DeadlineTerms,
+    hours: Hours,
 ) -> Judged | None:
     """Return a refusal if the newcomer's promise exceeds the promised GPU time of its user.
 
@@ -137,7 +143,9 @@ def _by_hours(
     return _refused(f"{why}; {f'any of these would fit: {instead}; ' if instead else ''}{AS_IT_CAN}", offer)
 
 
-def _by_plan(now: float, wide: _Wide, found: Verdict, newcomer: Promise, terms: Terms, others: bool) -> Judged:
+def _by_plan(
+    now: float, wide: _Wide, found: AdmissionDecision, newcomer: Promise, terms: DeadlineTerms, others: bool
+) -> Judged:
     job = wide.jobs[newcomer.key]
     if not found.admitted and newcomer.levels is NO_LEVELS:
         return _refused(f"a deadline needs GPUs of one type, of which the job may use all; {AS_IT_CAN}")
@@ -510,7 +518,7 @@ def _with_curve(curves: Curves, speedup: Floats) -> Curves:
 # -- offers: deadlines that would hold
 
 
-def _offer(wide: _Wide, steps: float, newcomer: Promise, found: Offer, terms: Terms) -> CounterOffer:
+def _offer(wide: _Wide, steps: float, newcomer: Promise, found: Offer, terms: DeadlineTerms) -> CounterOffer:
     part = found.left_s / newcomer.left_s if newcomer.left_s > 0 else 0.0
     can = math.floor(steps * part)
     return CounterOffer(
@@ -586,7 +594,7 @@ def _end_s(view: ClusterView, row: int, share: int) -> float | None:
     return view.now + float(view.jobs.left_s[row]) / rate if rate > 0 else None
 
 
-def _saved_by(wide: _Wide, asked: Situation, one: Promise) -> str:
+def _saved_by(wide: _Wide, asked: Commitments, one: Promise) -> str:
     """Return the changes that would save a breaking promise, in words; "": no change would."""
     others = replace(asked, promised=[other for other in asked.promised if other.key != one.key])
     if others.plan() is None:
@@ -603,7 +611,9 @@ def _saved_by(wide: _Wide, asked: Situation, one: Promise) -> str:
     return f"what would save it: {'; or '.join(ways)}" if ways else ""
 
 
-def _offered(wide: _Wide, kept: Kept, row: int, terms: Terms, most_gpu_s: float = math.inf) -> CounterOffer | None:
+def _offered(
+    wide: _Wide, kept: Kept, row: int, terms: DeadlineTerms, most_gpu_s: float = math.inf
+) -> CounterOffer | None:
     """Return changes with which the deadline of `row` would be promised beside the promises that hold; None: it would be
     promised as it is, if it were asked for now, or those promises leave no plan to try with. most_gpu_s: the GPU time
     that may still be promised to the job's user.
@@ -629,7 +639,7 @@ def _offered(wide: _Wide, kept: Kept, row: int, terms: Terms, most_gpu_s: float 
     return _offer(wide, wide.jobs[row].steps_left, one, offer, terms)
 
 
-def _last_looks(now: float, kept: Kept, terms: Terms) -> Iterator[float]:
+def _last_looks(now: float, kept: Kept, terms: DeadlineTerms) -> Iterator[float]:
     """Yield the latest times to check each promise (Unix time): one margin and half a margin before its deadline."""
     for row in kept.plan.found:
         due_s = kept.promised[row].deadline_s  # a margin before the deadline

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from ...protocol.model import ServerId
-from ...scheduler.deadlines.table import Terms
+from ...scheduler.deadlines.table import DeadlineTerms
 from ...scheduler.transient import Cost, confine
 from ...scheduler.view import ClusterView
 from ..cluster import Cluster
@@ -42,11 +42,11 @@ def confined(cluster: Cluster, view: ClusterView, jobs: tuple[Job, ...]) -> tupl
 
 
 def _costs(cluster: Cluster, placements: Mapping[int, int], jobs: tuple[Job, ...]) -> dict[int, Cost]:
-    terms = cluster.planning.decider.scheduler.terms or Terms()
+    terms = cluster.planning.decider.scheduler.terms or DeadlineTerms()
     return {row: _cost(jobs[row], terms) for row in placements}
 
 
-def _cost(job: Job, terms: Terms) -> Cost:
+def _cost(job: Job, terms: DeadlineTerms) -> Cost:
     """Return what a resize costs a job, by its own workers' starts and resizes, or else by the terms of deadlines."""
     starts_s = [entry.start_s for entry in job.workers if entry.start_s is not None]
     pauses_s = [resize.paused_s for resize in job.record.resizes if not resize.recovery]

@@ -24,7 +24,7 @@ from ...protocol.model import JobId, JobPhase, JobSpec
 from ...protocol.principals import LOCAL_OPERATOR, Principal, Role
 from ...protocol.texts import gpu_count, over_words
 from ...protocol.times import FIRST_HELLO_S
-from ...scheduler.admission import Newcomer, Situation
+from ...scheduler.admission import AdmissionState, Newcomer
 from ...scheduler.amounts import Need
 from ...scheduler.kinds import Demand, never_fits
 from ...scheduler.priorities import ignored
@@ -247,7 +247,7 @@ def _beyond_quota(cluster: Cluster, user: str) -> str:
 
 
 def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:
-    situation = Situation(
+    situation = AdmissionState(
         gpus=cluster.servers.known_gpus,
         waiting_jobs=cluster.jobs.index.without_target,
         user_jobs=cluster.jobs.index.of_user(spec.user),

@@ -20,7 +20,7 @@ EVENTS_PAGE = 1000
 
 
 @dataclass(frozen=True)
-class Piece:
+class TailChunk:
     """The kept lines of a tail. The first one has the number `first`."""
 
     tail: str  # random: numbers of another tail mean nothing here
@@ -59,7 +59,7 @@ class Tail:
         self._lines: deque[list[Any]] = deque(maxlen=MOST_LINES)
         self._count = 0
 
-    def read(self, shared: Context) -> Piece:
+    def read(self, shared: Context) -> TailChunk:
         """Read on, and return the kept lines. Another connection may lead to another cluster, whose logs are read from their
         beginning. Raises what `Context.ask` raises.
         """
@@ -69,7 +69,7 @@ class Tail:
         lines, came = self._follower.more(shared, view)
         self._lines.extend(map(_shown, lines))
         self._count += len(lines)
-        return Piece(
+        return TailChunk(
             self._name,
             self._count - len(self._lines),
             tuple(self._lines),

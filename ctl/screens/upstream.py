@@ -26,14 +26,14 @@ Work: TypeAlias = Callable[[Context], T]
 
 INTERVAL_S = 2.0  # between two requests for the same thing
 STALE_AFTER_S = 1.0  # a viewer who waits longer than this gets the answer before
-MOST_WAITING = 64  # requests of one lane
+MOST_WAITING = 64  # requests of one thread
 MOST_KEPT = 256  # answers
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Seen(Generic[T_co]):
+class CachedAnswer(Generic[T_co]):
     """An answer, its age, and why there is no newer one; "": there is no reason."""
 
     value: T_co
@@ -41,7 +41,7 @@ class Seen(Generic[T_co]):
     trouble: str
 
 
-class Lane:
+class RequestThread:
     """A connection to the controller with a thread of its own: sockets of ZeroMQ belong to one thread, and a log that is slow to
     read must not hold up the rest.
     """
@@ -104,10 +104,10 @@ class Upstream:
     def __init__(self, connect: Callable[[], Context], clock: Callable[[], float] = time.monotonic) -> None:
         self._connect = connect
         self._clock = clock
-        self._lanes: dict[str, Lane] = {}
+        self._threads: dict[str, RequestThread] = {}
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
-    async def get(self, lane: str, key: Hashable, work: Work[T], interval_s: float = INTERVAL_S) -> Seen[T]:
+    async def get(self, thread: str, key: Hashable, work: Work[T], interval_s: float = INTERVAL_S) -> CachedAnswer[T]:
         """Return the outcome of `work`, at most `interval_s` old if the controller answers.
 
         Raises UserError, RequestRefused and NotAllowed of the controller, and ClusterUnreachable if it has never answered.
@@ -118,20 +118,20 @@ class Upstream:
             self._kept.popitem(last=False)
         if kept.running is None and self._clock() - kept.asked_s >= interval_s:
             kept.asked_s = self._clock()
-            kept.running = asyncio.ensure_future(self._ask(kept, lane, work))
+            kept.running = asyncio.ensure_future(self._ask(kept, thread, work))
         if kept.running is not None:
             await asyncio.wait({kept.running}, timeout=None if kept.taken_s is None else STALE_AFTER_S)
         if kept.refused is not None:
             raise kept.refused
         if kept.taken_s is None:
             raise ClusterUnreachable(kept.trouble)
-        return Seen(kept.value, max(0.0, self._clock() - kept.taken_s), kept.trouble)
+        return CachedAnswer(kept.value, max(0.0, self._clock() - kept.taken_s), kept.trouble)
 
-    async def _ask(self, kept: _Kept, lane: str, work: Work[Any]) -> None:
+    async def _ask(self, kept: _Kept, thread: str, work: Work[Any]) -> None:
         try:
-            if lane not in self._lanes:
-                self._lanes[lane] = Lane(lane, self._connect)
-            kept.value = await self._lanes[lane].run(work)
+            if thread not in self._threads:
+                self._threads[thread] = RequestThread(thread, self._connect)
+            kept.value = await self._threads[thread].run(work)
             kept.taken_s, kept.trouble, kept.refused = self._clock(), "", None
         except (UserError, RequestRefused, NotAllowed) as error:
             kept.refused, kept.trouble = error, ""

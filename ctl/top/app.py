@@ -19,7 +19,7 @@ from ..formatting import printable
 from ..screens import sources
 from ..screens.sources import Cluster, Marks
 from ..screens.tails import Stories, Tails
-from ..screens.upstream import INTERVAL_S, Seen, Upstream
+from ..screens.upstream import INTERVAL_S, CachedAnswer, Upstream
 from . import views
 from .lines import Lines
 from .views import Item, cut
@@ -116,7 +116,7 @@ class Top(App[None]):
         self._upstream = Upstream(connect, clock)
         self._viewer = viewer
         self._clock = clock
-        self._stories = {lane: Stories() for lane in ("cluster", "jobs")}
+        self._stories = {thread: Stories() for thread in ("cluster", "jobs")}
         self._tails = Tails()
         self._marks = Marks()
         self._pages = [HOME]
@@ -165,7 +165,7 @@ class Top(App[None]):
             anew = False
             await asyncio.sleep(page.every_s)
 
-    async def _asked(self, page: Page) -> tuple[Seen[object], Built, str]:
+    async def _asked(self, page: Page) -> tuple[CachedAnswer[object], Built, str]:
         """Return the answer for a page, what makes its lines for a width, and the first line of the screen."""
         get, job = self._upstream.get, page.job
         match page.kind:
@@ -199,7 +199,7 @@ class Top(App[None]):
             case "health":
                 health = await get("cluster", page, lambda shared: sources.health(shared, self._stories["cluster"]))
                 return health, lambda width: views.health(health.value, width), "health of servers and controllers"
-        return Seen(None, 0.0, ""), lambda width: (Item((line,)) for line in HELP.splitlines()), "keys"
+        return CachedAnswer(None, 0.0, ""), lambda width: (Item((line,)) for line in HELP.splitlines()), "keys"
 
     def _home(self, found: Cluster, width: int) -> Iterator[Item]:
         most = max(LEAST_SERVERS, self.size.height // 3)

@@ -16,7 +16,7 @@ from .. import explain, history, quota, render
 from ..formatting import printable, span
 from ..promises import moment
 from ..screens.sources import Cluster, Health, Marks, explanation_of, gpu_runs, is_well
-from ..screens.tails import Piece
+from ..screens.tails import TailChunk
 from ..tables import Cell, Row, Table, cell_len, hung, middle, painted, parts
 
 FREE, BARRED = "·", "x"
@@ -225,7 +225,7 @@ def why(found: JobFound, width: int) -> Iterator[Item]:
         yield Item(_folded(line, width))
 
 
-def log(piece: Piece, width: int) -> Iterator[Item]:
+def log(piece: TailChunk, width: int) -> Iterator[Item]:
     """Yield the last lines of a job's output."""
     for trouble in piece.troubles:
         yield from text_items([f"! {trouble}"], width)

@@ -78,7 +78,7 @@ class Pages:
         self._upstream = Upstream(connect)
         self._viewer = viewer
         self._tails = Tails()
-        self._stories = {lane: Stories() for lane in ("cluster", "jobs")}
+        self._stories = {thread: Stories() for thread in ("cluster", "jobs")}
 
     async def cluster(self, request: Request) -> Response:
         return await self._answer("cluster", ("cluster",), lambda shared: documents.cluster(sources.cluster(shared)))
@@ -122,10 +122,10 @@ class Pages:
         )
 
     async def _answer(
-        self, lane: str, key: Hashable, work: Callable[[Context], dict[str, Any]], interval_s: float = INTERVAL_S
+        self, thread: str, key: Hashable, work: Callable[[Context], dict[str, Any]], interval_s: float = INTERVAL_S
     ) -> Response:
-        """Return a document, which is encoded once for all viewers. Each lane has a connection of its own."""
-        seen = await self._upstream.get(lane, key, lambda shared: _encoded(work(shared)), interval_s)
+        """Return a document, which is encoded once for all viewers. Each thread has a connection of its own."""
+        seen = await self._upstream.get(thread, key, lambda shared: _encoded(work(shared)), interval_s)
         return self._response(seen.age_s, seen.trouble, seen.value)
 
     def _response(self, age_s: float, trouble: str, document: bytes) -> Response:

@@ -6,7 +6,7 @@
   line 11);
 * `promises`: all promised jobs together, in the order of their deadlines (Algorithm 1);
 * `allocation`: how many GPUs each job gets now (Algorithm 2);
-* `verdict`: newcomers of one turn, admitted or refused, with counter-offers for those refused;
+* `decision`: newcomers of one turn, admitted or refused, with counter-offers for those refused;
 * `reserve`: GPUs that are kept back for servers that fail;
 * `table`: conversion of the scheduler's view to these types.
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from ..admission import Newcomer, Situation
+from ..admission import AdmissionState, Newcomer
 from ..view import UNKNOWN_S, ClusterView, JobTable, Schedules
 from .foresee import Job, late
 from .homes import chosen, decided
 from .messages import refusal_message
-from .table import Terms, schedules, situations
+from .table import DeadlineTerms, schedules, situations
 
 
 class ElasticflowAdmission:
@@ -26,14 +26,14 @@ class ElasticflowAdmission:
 
     name = "elasticflow"
     by_view = True
-    Parameters = Terms
+    Parameters = DeadlineTerms
 
-    def __init__(self, parameters: Terms, offers: bool = False) -> None:
+    def __init__(self, parameters: DeadlineTerms, offers: bool = False) -> None:
         """`offers`: whether refusals come with counter-offers, which takes longer."""
         self.parameters = parameters
         self._offers = offers
 
-    def refusal(self, job: Newcomer, situation: Situation) -> str:
+    def refusal(self, job: Newcomer, situation: AdmissionState) -> str:
         return ""
 
     def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
@@ -78,7 +78,7 @@ class EdfAdmission:
     def __init__(self, parameters: EdfAdmissionParameters) -> None:
         self.parameters = parameters
 
-    def refusal(self, job: Newcomer, situation: Situation) -> str:
+    def refusal(self, job: Newcomer, situation: AdmissionState) -> str:
         return ""
 
     def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:

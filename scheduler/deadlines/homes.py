@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from . import verdict
+from . import decision
 from .allocation import soft_too
+from .decision import AdmissionDecision, Commitments, admitted, alone_gpu_s, counter_offer
 from .pools import Pool
 from .promises import Plan, Promise, in_order, settle
-from .verdict import Situation, Verdict, admitted, alone_gpu_s, counter_offer
 
 MOVES = 8  # limit of waiting jobs that are tried in another pool, for each newcomer and pool
 
@@ -27,14 +27,14 @@ Choices = Mapping[int, Promise]  # a job as a promise in each pool that it may u
 
 
 @dataclass(frozen=True)
-class Situations:
+class PoolCommitments:
     """The situation of each pool. `choices`: returns the choices of a job with this key, when it has a promise."""
 
     pools: tuple[Pool, ...]
-    each: tuple[Situation, ...]
+    each: tuple[Commitments, ...]
     choices: Callable[[int], Choices]
 
-    def moved(self, key: int, before: int, after: int) -> Situations:
+    def moved(self, key: int, before: int, after: int) -> PoolCommitments:
         """Return the situations with a promised job in another pool."""
         each = list(self.each)
         each[before] = replace(each[before], promised=[one for one in each[before].promised if one.key != key])
@@ -42,7 +42,7 @@ class Situations:
         return replace(self, each=tuple(each))
 
 
-def settled(these: Situations) -> tuple[Situations, list[Plan]]:
+def settled(these: PoolCommitments) -> tuple[PoolCommitments, list[Plan]]:
     """Return the best plan of each pool (`promises.settle`).
 
     A job that would be late moves to another pool where all deadlines hold with it, if it may use one.
@@ -65,7 +65,9 @@ def settled(these: Situations) -> tuple[Situations, list[Plan]]:
     return these, plans
 
 
-def soft_among(these: Situations, plans: Sequence[Plan], soft: Iterable[Choices]) -> tuple[list[int], dict[int, int]]:
+def soft_among(
+    these: PoolCommitments, plans: Sequence[Plan], soft: Iterable[Choices]
+) -> tuple[list[int], dict[int, int]]:
     """Promise as many soft deadlines beside those of the plans as there is room for. Changes `plans`.
 
     Return the keys of the jobs that find none, and by key the pools of the others.
@@ -83,17 +85,17 @@ def soft_among(these: Situations, plans: Sequence[Plan], soft: Iterable[Choices]
 
 
 def decided(
-    these: Situations, newcomers: Sequence[Choices], offers: bool = True
-) -> tuple[list[Verdict], dict[int, Plan]]:
-    """Return the verdicts on the newcomers, in their order, and the new plans by pool; as `verdict.decided`.
+    these: PoolCommitments, newcomers: Sequence[Choices], offers: bool = True
+) -> tuple[list[AdmissionDecision], dict[int, Plan]]:
+    """Return the verdicts on the newcomers, in their order, and the new plans by pool; as `decision.decided`.
 
     In several pools, and where jobs have a fixed number of GPUs per server, newcomers are decided one by one.
     """
     if len(these.each) == 1 and not any(choices[0].each for choices in newcomers):
-        verdicts, plan = verdict.decided(these.each[0], [choices[0] for choices in newcomers], offers)
+        verdicts, plan = decision.decided(these.each[0], [choices[0] for choices in newcomers], offers)
         return verdicts, {0: plan}
     turn = _Turn(these)
-    found: dict[int, Verdict] = {}
+    found: dict[int, AdmissionDecision] = {}
     for choices in sorted(newcomers, key=turn.cost):
         if not _any(choices).soft:
             one = turn.admit(choices) or turn.admit_by_move(choices)
@@ -109,7 +111,7 @@ def decided(
 class _Turn:
     """The newcomers of one turn, one after the other."""
 
-    def __init__(self, these: Situations) -> None:
+    def __init__(self, these: PoolCommitments) -> None:
         self._these = these
         self._servers = [0] * len(these.each)  # by pool: servers that newcomers with fixed numbers of GPUs may take
         self.plans: dict[int, Plan] = {}
@@ -118,7 +120,7 @@ class _Turn:
         each = self._these.each
         return min(alone_gpu_s(each[number], one) for number, one in choices.items()), _any(choices).key
 
-    def admit(self, choices: Choices) -> Verdict | None:
+    def admit(self, choices: Choices) -> AdmissionDecision | None:
         """Admit a newcomer to the first pool that has room for it; None: there is none."""
         for number in _preferred(self._these.each, choices):
             one = self._seated(choices, number)
@@ -127,7 +129,7 @@ class _Turn:
                 return self._take(number, one, replace(situation, promised=[*situation.promised, one]), plan)
         return None
 
-    def admit_by_move(self, choices: Choices) -> Verdict | None:
+    def admit_by_move(self, choices: Choices) -> AdmissionDecision | None:
         """Admit a newcomer to a pool from which a waiting job with a promise can move to another one."""
         if len(self._these.each) == 1:
             return None
@@ -147,7 +149,7 @@ class _Turn:
                         return self._take(number, one, replace(situation, promised=[*situation.promised, one]), plan)
         return None
 
-    def refuse(self, choices: Choices, offers: bool) -> Verdict:
+    def refuse(self, choices: Choices, offers: bool) -> AdmissionDecision:
         """Refuse a newcomer, with a counter-offer, or admit it with an earlier deadline than its own."""
         key, soft, found = _any(choices).key, _any(choices).soft, []
         for number in _preferred(self._these.each, choices) if offers else ():
@@ -160,11 +162,11 @@ class _Turn:
                     return self._take(number, one, situation, plan, offer.deadline_s)
             found.append((offer.deadline_s, -offer.left_s, number, offer))
         if not found:
-            return Verdict(key, soft)
+            return AdmissionDecision(key, soft)
         *_, number, offer = min(found, key=lambda one: one[:3])
-        return Verdict(key, soft, offer=offer, pool=number)
+        return AdmissionDecision(key, soft, offer=offer, pool=number)
 
-    def soft(self, choices: Choices) -> Verdict | None:
+    def soft(self, choices: Choices) -> AdmissionDecision | None:
         """Return the verdict on a soft deadline for which there is room beside all others; None: there is none."""
         for number in _preferred(self._these.each, choices):
             one = self._seated(choices, number)
@@ -177,7 +179,9 @@ class _Turn:
                 return admitted(one, plan.found[one.key], math.inf, number)
         return None
 
-    def _take(self, number: int, one: Promise, situation: Situation, plan: Plan, by_s: float = math.inf) -> Verdict:
+    def _take(
+        self, number: int, one: Promise, situation: Commitments, plan: Plan, by_s: float = math.inf
+    ) -> AdmissionDecision:
         each = list(self._these.each)
         each[number] = situation
         self._these, self.plans[number] = replace(self._these, each=tuple(each)), plan
@@ -194,7 +198,7 @@ class _Turn:
             self._servers[number] += plan.found[one.key].gpus // one.each
 
 
-def chosen(choices: Choices, found: Verdict) -> Promise:
+def chosen(choices: Choices, found: AdmissionDecision) -> Promise:
     """Return the job as a promise in the pool of the verdict."""
     return choices.get(found.pool) or _any(choices)
 
@@ -203,7 +207,7 @@ def _any(choices: Choices) -> Promise:
     return next(iter(choices.values()))
 
 
-def _preferred(each: Sequence[Situation], choices: Choices) -> list[int]:
+def _preferred(each: Sequence[Commitments], choices: Choices) -> list[int]:
     """Return the pools that a job may use: first that where it has GPUs, then the one of which it needs the smallest
     part."""
     if len(choices) == 1:

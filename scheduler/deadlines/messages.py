@@ -6,9 +6,9 @@ import math
 
 from ...protocol.texts import gpu_count
 from ..view import ClusterView
+from .decision import AdmissionDecision, Commitments, Offer
 from .promises import Promise
-from .table import Terms, told_deadline_s
-from .verdict import Offer, Situation, Verdict
+from .table import DeadlineTerms, told_deadline_s
 
 NAMED = 3  # limit of the jobs that a message names
 
@@ -27,7 +27,9 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
-def refusal_message(view: ClusterView, situation: Situation, job: Promise, verdict: Verdict, terms: Terms) -> str:
+def refusal_message(
+    view: ClusterView, situation: Commitments, job: Promise, verdict: AdmissionDecision, terms: DeadlineTerms
+) -> str:
     """Return a sentence for the job's user: why a deadline is not promised, and what would be.
 
     Keys are rows of the view.
@@ -48,7 +50,7 @@ def refusal_message(view: ClusterView, situation: Situation, job: Promise, verdi
     return f"{words}{_offered(view, job, verdict.offer, terms)}"
 
 
-def _offered(view: ClusterView, job: Promise, offer: Offer | None, terms: Terms) -> str:
+def _offered(view: ClusterView, job: Promise, offer: Offer | None, terms: DeadlineTerms) -> str:
     if offer is None:
         return ""
     ways = []

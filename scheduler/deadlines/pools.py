@@ -1,7 +1,7 @@
 """GPU types under deadlines: each type is a pool with a plan of its own (`table.situations`).
 
 A promised job runs on one type at a time, so a promise is planned in one pool, which is chosen when the job is admitted
-(`verdict.decided`). The pools of a cluster have no GPU in common, so the plans of all pools together are a proof that
+(`decision.decided`). The pools of a cluster have no GPU in common, so the plans of all pools together are a proof that
 all promises can be kept. A job that has begun stays in its pool; a waiting one moves to another pool only if the plans
 of both pools hold then.
 

@@ -23,9 +23,9 @@ from dataclasses import replace
 from msgspec import structs
 
 from .allocation import soft_too
+from .decision import Commitments
 from .promises import INSTANT_S, Plan, Promise, holds
 from .timeline import LIKELY_CHANGES
-from .verdict import Situation
 
 CUSHION = 0.1  # fraction of the time until a deadline
 PART = 0.125  # fraction of the spare time after which the search is repeated
@@ -34,7 +34,9 @@ TRIES = 5  # numbers of GPUs that a search tries
 SAME = 1e-9  # relative rounding error of the GPU time
 
 
-def postponed(asked: Situation, plan: Plan, promised: Mapping[int, Promise], useful: int) -> tuple[Plan, float] | None:
+def postponed(
+    asked: Commitments, plan: Plan, promised: Mapping[int, Promise], useful: int
+) -> tuple[Plan, float] | None:
     """Return a plan in which promised jobs wait, and until when it holds (Unix time); None if none can wait, or no job
     would gain.
 
@@ -90,7 +92,7 @@ def _gpu_s(plan: Plan, later: Plan, promised: Mapping[int, Promise]) -> float:
     return found
 
 
-def _spare_s(asked: Situation, plan: Plan, one: Promise) -> float:
+def _spare_s(asked: Commitments, plan: Plan, one: Promise) -> float:
     """Return by how many seconds a job with its fewest GPUs now could have them later."""
     filled = plan.found[one.key]
     return _until_s(asked.now, one) - filled.finish_s if filled.gpus and filled.level <= 1 else 0.0
@@ -106,7 +108,7 @@ def _reserved(now: float, plan: Plan, one: Promise) -> Promise:
     return structs.replace(one, deadline_s=min(one.deadline_s, max(_until_s(now, one), ends_s)), grace_s=0.0)
 
 
-def _holds(asked: Situation, strict: Sequence[Promise]) -> Plan | None:
+def _holds(asked: Commitments, strict: Sequence[Promise]) -> Plan | None:
     """Return a plan with which all these deadlines hold, soft ones after the others; None if there is none.
 
     Also None if a running job would wait although changes cost pauses, or if a waiting job must end at once, so that

@@ -16,11 +16,11 @@ from ..levels import Levels, levels_by, levels_of
 from ..manual import shares_by_hand
 from ..sets import union
 from ..view import UNKNOWN_S, ClusterView, Gpus, JobTable, Schedules
-from .homes import Choices, Situations
+from .decision import Commitments
+from .homes import Choices, PoolCommitments
 from .pools import Pool, Pools, pools
 from .promises import Plan, Promise
 from .reserve import reserved_gpus
-from .verdict import Situation
 
 DAY_S = 86_400.0
 NO_LEVELS = Levels((0,), (0.0,))
@@ -29,7 +29,7 @@ Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
 
-class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeadlineTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """On which terms deadlines are promised.
 
     `powers`: true: shares are powers of two, so that buddy placement finds a block for each (ElasticFlow 4.3); false:
@@ -56,7 +56,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return reserved_gpus(sizes, per_s, self.failure_s, self.failure_chance)
 
 
-DEFAULT_TERMS = Terms(powers=False)
+DEFAULT_TERMS = DeadlineTerms(powers=False)
 
 
 def due(jobs: JobTable) -> Ints:
@@ -69,7 +69,7 @@ def promises(
     rows: Sequence[int],
     gpus: int,
     now: float,
-    terms: Terms,
+    terms: DeadlineTerms,
     new: bool = False,
     curve_on: Ints | None = None,
 ) -> list[Promise]:
@@ -127,8 +127,8 @@ Busy = Sequence[tuple[float, float, int]]  # GPUs that are not free for a while:
 
 
 def situations(
-    view: ClusterView, newcomers: Sequence[int], terms: Terms, busy: Busy = (), busy_on: Mapping[str, Busy] = {}
-) -> tuple[Situations, list[Choices]]:
+    view: ClusterView, newcomers: Sequence[int], terms: DeadlineTerms, busy: Busy = (), busy_on: Mapping[str, Busy] = {}
+) -> tuple[PoolCommitments, list[Choices]]:
     """Return the promises that have been given, by pool, and those that newcomers ask for.
 
     `newcomers`: rows of the view that are to be decided; those without deadlines, or of unknown length, are left out.
@@ -142,7 +142,7 @@ def situations(
     for row, number in zip(hard, table.homes(hard), strict=True):
         by_pool[number].append(row)
     each = [
-        Situation(
+        Commitments(
             view.now,
             gpus,
             table.promises(number, by_pool[number], promised=True),
@@ -150,16 +150,16 @@ def situations(
         )
         for number, gpus in enumerate(table.gpus)
     ]
-    these = Situations(table.pools.all, tuple(each), partial(table.choices, promised=True))
+    these = PoolCommitments(table.pools.all, tuple(each), partial(table.choices, promised=True))
     return these, [table.choices(row) for row in due(view.jobs).tolist() if row in new]
 
 
-def choices_of(view: ClusterView, row: int, terms: Terms) -> Choices:
+def choices_of(view: ClusterView, row: int, terms: DeadlineTerms) -> Choices:
     """Return what a job without a promise may ask for."""
     return _table(view, terms).choices(row)
 
 
-def soft_choices(view: ClusterView, rows: Sequence[int], terms: Terms) -> list[Choices]:
+def soft_choices(view: ClusterView, rows: Sequence[int], terms: DeadlineTerms) -> list[Choices]:
     """Return the promises that jobs with soft deadlines ask for."""
     if not rows:
         return []
@@ -169,7 +169,7 @@ def soft_choices(view: ClusterView, rows: Sequence[int], terms: Terms) -> list[C
     return [table.choices(row, promised=True) for row in rows]
 
 
-def _table(view: ClusterView, terms: Terms, newcomers: Collection[int] = ()) -> _Table:
+def _table(view: ClusterView, terms: DeadlineTerms, newcomers: Collection[int] = ()) -> _Table:
     jobs, others = view.jobs, {*newcomers, *view.manual_shares}
     hard = [row for row in due(jobs).tolist() if not jobs.soft[row] and row not in others]
     return _Table(view, pools(view), terms, hard)
@@ -178,7 +178,7 @@ def _table(view: ClusterView, terms: Terms, newcomers: Collection[int] = ()) -> 
 class _Table:
     """Promises of a view's rows, by pool."""
 
-    def __init__(self, view: ClusterView, found: Pools, terms: Terms, hard: Sequence[int]) -> None:
+    def __init__(self, view: ClusterView, found: Pools, terms: DeadlineTerms, hard: Sequence[int]) -> None:
         self.hard = hard  # the rows with promises
         self.pools = found
         self.gpus = _promisable(view, found, terms)  # number of GPUs that may be promised, by pool
@@ -288,7 +288,7 @@ class _Table:
         return frozenset(self.hard)
 
 
-def _promisable(view: ClusterView, found: Pools, terms: Terms) -> list[int]:
+def _promisable(view: ClusterView, found: Pools, terms: DeadlineTerms) -> list[int]:
     """Return the number of GPUs that may be promised, by pool."""
     held = [0] * len(found.all)
     if len(held) == 1:
@@ -320,6 +320,6 @@ def schedules(jobs: JobTable, plan: Plan, on: str = "") -> Schedules:
     }
 
 
-def told_deadline_s(planned_s: float, terms: Terms) -> float:
+def told_deadline_s(planned_s: float, terms: DeadlineTerms) -> float:
     """Return a deadline as shown to users, given one of a `Promise` or an `Offer`."""
     return planned_s + terms.margin_s

@@ -37,7 +37,7 @@ from ..arrays import Ints
 from ..nearness import Near, nearest
 from ..sets import elements, some, union
 from ..view import Gpus, ServerInView
-from .largest_first import MOVED, TOUCHED, Piece, Resident, fit
+from .largest_first import MOVED, TOUCHED, Resident, ServerPart, fit
 
 Placements = dict[int, Gpus]
 
@@ -392,13 +392,13 @@ class _Attempt:
         fitted = fit(holes, pieces, self._residents, self._has, remote, self._map.racks)
         return self._choose(fitted.amounts, idle), fitted.perfect
 
-    def _pieces(self, row: int) -> list[Piece]:
+    def _pieces(self, row: int) -> list[ServerPart]:
         """Split a job into pieces, each with the server where it would stay."""
         layout, own = self._layout, self._has(row)
         share = self._changed.get(row) or self._present[row].bit_count()
         if share <= layout.largest[0] and len(own) <= 1:
             home = next((server for server in own if layout.sizes[server] >= share), None)
-            return [Piece(row, share, own, home)]
+            return [ServerPart(row, share, own, home)]
         has = self._present.get(row, 0)
         lead = self._first.get(row, 0) or has & -has
         homes = sorted(own, key=lambda s: (-min(own[s], share), not lead & layout.masks[s], s))
@@ -410,7 +410,7 @@ class _Attempt:
                 homes.remove(home)
             if home is not None and not whole:
                 self._remote.add(home)
-            pieces.append(Piece(row, gpus, own, home, spread=not whole))
+            pieces.append(ServerPart(row, gpus, own, home, spread=not whole))
         return pieces
 
     def _parts(self, share: int, own: Mapping[int, int], homes: Sequence[int]) -> list[int]:

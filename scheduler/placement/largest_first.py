@@ -44,7 +44,7 @@ _NO_WAY: _Way = (2**60, [], [])
 
 
 @dataclass(eq=False, slots=True)
-class Piece:
+class ServerPart:
     """The GPUs that a job should have on one server. Not frozen: a frozen object takes twice the time to create."""
 
     job: int
@@ -67,7 +67,7 @@ class Fit:
 
 def fit(
     holes: Sequence[int],
-    pieces: Sequence[Piece],
+    pieces: Sequence[ServerPart],
     settled: Callable[[int], list[Resident]],
     own: Callable[[int], Mapping[int, int]],
     remote: frozenset[int],
@@ -93,7 +93,7 @@ class _Servers:
     def __init__(
         self,
         holes: Sequence[int],
-        pieces: Sequence[Piece],
+        pieces: Sequence[ServerPart],
         settled: Callable[[int], list[Resident]],
         own: Callable[[int], Mapping[int, int]],
         remote: frozenset[int],
@@ -133,7 +133,7 @@ class _Servers:
             if hole < 0:
                 self._give_way(server, _cheapest(self._residents(server), -hole)[2])
 
-    def put_all(self) -> list[Piece]:
+    def put_all(self) -> list[ServerPart]:
         """Put all loose pieces. Return those that fit nowhere."""
         homeless = []
         while self._loose:
@@ -147,7 +147,7 @@ class _Servers:
                 self._put(piece, server)
         return homeless
 
-    def _in_line(self, piece: Piece) -> tuple[int, int, Piece]:
+    def _in_line(self, piece: ServerPart) -> tuple[int, int, ServerPart]:
         """Return a heap entry of a piece.
 
         The largest piece comes first. Of one size, pieces of spread jobs come first, because these have to avoid each
@@ -155,14 +155,14 @@ class _Servers:
         """
         return -2 * piece.gpus - piece.spread, next(self._numbers), piece
 
-    def _put(self, piece: Piece, server: int) -> None:
+    def _put(self, piece: ServerPart, server: int) -> None:
         self._holes[server] -= piece.gpus
         amount = self.amounts[piece.job]
         amount[server] = amount.get(server, 0) + piece.gpus
         self.talking[server] += piece.spread
         self._ways.pop(server, None)
 
-    def _tightest(self, piece: Piece) -> int | None:
+    def _tightest(self, piece: ServerPart) -> int | None:
         """Return the server with the tightest sufficient hole, preferring servers where the job has GPUs; None if no
         hole suffices."""
         holes, gpus = self._holes, piece.gpus
@@ -174,7 +174,7 @@ class _Servers:
         tightest = min([hole for hole in holes if hole > gpus], default=0)
         return holes.index(tightest) if tightest else None
 
-    def _avoiding_others(self, piece: Piece) -> int | None:
+    def _avoiding_others(self, piece: ServerPart) -> int | None:
         """Return the server as `_tightest`, but prefer one without a job that communicates with others, then one in the
         job's rack."""
         talking, own, gpus = self.talking, piece.own, piece.gpus
@@ -189,7 +189,7 @@ class _Servers:
         ]
         return min(able)[4] if able else None
 
-    def _rack_ranks(self, piece: Piece, racks: Sequence[int]) -> dict[int, int]:
+    def _rack_ranks(self, piece: ServerPart, racks: Sequence[int]) -> dict[int, int]:
         """Rank the racks for a job: first its own, then the rack where it fits most tightly, then the rack with room
         for most of it."""
         there = {racks[server] for server in (*self.amounts[piece.job], *piece.own)}
@@ -226,7 +226,7 @@ class _Servers:
         for one in leaving:
             self._residents(server).remove(one)
             _, job, gpus, spread = one
-            piece = Piece(job, gpus, self._own(job), spread=spread)
+            piece = ServerPart(job, gpus, self._own(job), spread=spread)
             amount = self.amounts.setdefault(job, dict(piece.own))
             amount[server] -= gpus
             if not amount[server]:
@@ -235,7 +235,7 @@ class _Servers:
             self.talking[server] -= spread
             heappush(self._loose, self._in_line(piece))
 
-    def spread(self, piece: Piece) -> None:
+    def spread(self, piece: ServerPart) -> None:
         """Spread a piece over the largest holes; of equal ones, those on servers where its job has GPUs."""
         holes, need = self._holes, piece.gpus
         amount = self.amounts[piece.job]

@@ -18,7 +18,7 @@ from ..deadlines.admitting import ElasticflowAdmission
 from ..deadlines.allocation import allocate, soft_too
 from ..deadlines.messages import duration
 from ..deadlines.promises import INSTANT_S, Plan, Promise, settle
-from ..deadlines.table import Terms, due, promises, schedules, told_deadline_s
+from ..deadlines.table import DeadlineTerms, due, promises, schedules, told_deadline_s
 from ..deadlines.timeline import Timeline
 from ..view import JobTable, Reason, ReasonCode
 from .base import Shares, no_shares, smallest, waits_for
@@ -35,9 +35,9 @@ class Elasticflow:
 
     name = "elasticflow"
     needs_lengths = True
-    Parameters = Terms
+    Parameters = DeadlineTerms
 
-    def __init__(self, parameters: Terms) -> None:
+    def __init__(self, parameters: DeadlineTerms) -> None:
         self.parameters = parameters
 
     def own_admission(self) -> ElasticflowAdmission:
@@ -76,7 +76,7 @@ class _Reasons:
         promised: dict[int, Promise],
         gpus: int,
         now: float,
-        terms: Terms,
+        terms: DeadlineTerms,
     ) -> None:
         self._jobs, self._given, self._plan = jobs, given, plan
         self._gpus, self._now, self._terms = gpus, now, terms

@@ -17,7 +17,7 @@ from elasticd.agent.events import (
     StartProcess,
     Warn,
 )
-from elasticd.agent.fence import REFUSAL_INTERVAL_S, Fence, Verdict
+from elasticd.agent.fence import REFUSAL_INTERVAL_S, Fence, TermCheck
 from elasticd.agent.identity import Identity
 from elasticd.agent.machine import AgentMachine
 from elasticd.protocol.messages import (
@@ -164,7 +164,7 @@ def test_a_controller_without_terms_is_obeyed_as_after_a_downgrade_and_the_log_s
 
 def test_an_agent_that_has_never_received_a_term_has_nothing_to_report_of_a_controller_without_terms():
     fence = Fence(NO_TERM)
-    assert fence.weigh(NO_TERM) is Verdict.OBEYED
+    assert fence.check(NO_TERM) is TermCheck.OBEYED
     assert fence.news(0.0, NO_TERM) == ""
 
 

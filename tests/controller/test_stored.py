@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from elasticd.controller.jobs.records import WorkerRecord
-from elasticd.controller.jobs.standing import Standing, Statuses, Terms
 from elasticd.controller.jobs.stored import WORKER, States
+from elasticd.controller.jobs.worker_sets import SharedFacts, Statuses, WorkerSets
 from elasticd.controller.records import state_key
 from elasticd.controller.recovery import differences, durable
 from elasticd.controller.seal import is_sealed
@@ -154,8 +154,8 @@ def test_what_is_kept_of_workers_is_what_looking_at_all_of_them_finds(seed: int)
     for _ in range(40):
         _living.disturb(world, rng)
         for job in world.machine.cluster.jobs.values():
-            terms = Terms(job.newest, job.committed_order, job.elastic, job.final, job.watched_s)
-            anew, kept = Standing(), job.standing
+            terms = SharedFacts(job.newest, job.committed_order, job.elastic, job.final, job.watched_s)
+            anew, kept = WorkerSets(), job.worker_sets
             anew.catch_up(job.workers.copy(), Statuses(job.statuses), terms, job._due_s)
             for name in ("holding", "finished", "broken", "unstarted", "behind", "usable"):
                 assert set(getattr(kept, name)) == set(getattr(anew, name)), name

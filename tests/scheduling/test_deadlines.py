@@ -14,12 +14,12 @@ from scheduling_tables import Described, job, table
 
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.deadlines.allocation import allocate, soft_too
+from elasticd.scheduler.deadlines.decision import Commitments, counter_offer, decided
 from elasticd.scheduler.deadlines.promises import Plan, Promise, continued, plan, settle
 from elasticd.scheduler.deadlines.reserve import reserved_gpus, reserved_servers
-from elasticd.scheduler.deadlines.table import Terms, told_deadline_s
+from elasticd.scheduler.deadlines.table import DeadlineTerms, told_deadline_s
 from elasticd.scheduler.deadlines.table import situations as of_view
 from elasticd.scheduler.deadlines.timeline import Timeline, Want
-from elasticd.scheduler.deadlines.verdict import Situation, counter_offer, decided
 from elasticd.scheduler.levels import Levels, levels
 from elasticd.scheduler.schedule import Schedule
 from elasticd.scheduler.view import ClusterView, Reservation, ServerInView
@@ -92,17 +92,17 @@ def test_two_jobs_that_earliest_deadline_first_fails_each_keep_their_deadlines_w
 def test_minimum_satisfactory_share_rises_where_others_have_the_gpus() -> None:
     """ElasticFlow Fig. 4: job C needs two GPUs and 4 units of GPU time alone, four GPUs and 5 units beside A and B."""
     c = Promise(2, 3.0, 2.0, FIGURE_4)
-    (alone,) = decided(Situation(0.0, 4), [c])[0]
+    (alone,) = decided(Commitments(0.0, 4), [c])[0]
     assert (alone.admitted, alone.gpus, alone.gpu_s, alone.finish_s) == (True, 2, 4.0, 2.0)
     others = [Promise(0, 1.0, 1.0, levels([0, 1])), Promise(1, 1.5, 1.0, levels([0, 1, 1.5]))]
-    (beside,) = decided(Situation(0.0, 4, others), [c])[0]
+    (beside,) = decided(Commitments(0.0, 4, others), [c])[0]
     assert (beside.admitted, beside.gpus, beside.gpu_s, beside.finish_s) == (True, 4, 5.0, 2.0)
 
 
 def test_a_deadline_of_two_thirds_needs_two_gpus() -> None:
     """ElasticFlow 4.1, the example of minimum satisfactory share."""
-    (one,) = decided(Situation(0.0, 4), [Promise(0, 1.0, 1.0, FIGURE_4)])[0]
-    (two,) = decided(Situation(0.0, 4), [Promise(0, 1.0, 2 / 3, FIGURE_4)])[0]
+    (one,) = decided(Commitments(0.0, 4), [Promise(0, 1.0, 1.0, FIGURE_4)])[0]
+    (two,) = decided(Commitments(0.0, 4), [Promise(0, 1.0, 2 / 3, FIGURE_4)])[0]
     assert (one.gpus, two.gpus) == (1, 2)
 
 
@@ -247,19 +247,19 @@ def test_a_soft_deadline_is_promised_only_if_it_harms_nobody() -> None:
 
 def test_newcomers_of_one_turn_are_admitted_together_whatever_their_order() -> None:
     late, early = Promise(0, 4.0, 4.0, LINEAR), Promise(1, 4.0, 2.0, LINEAR)
-    assert [one.admitted for one in decided(Situation(0.0, 2), [late, early])[0]] == [True, True]
+    assert [one.admitted for one in decided(Commitments(0.0, 2), [late, early])[0]] == [True, True]
 
 
 def test_where_not_all_have_room_as_many_as_possible_are_admitted() -> None:
     large, small = Promise(0, 8.0, 4.0, LINEAR), [Promise(key, 2.0, 4.0, LINEAR) for key in (1, 2, 3, 4)]
-    found = decided(Situation(0.0, 2), [large, *small], offers=False)[0]
+    found = decided(Commitments(0.0, 2), [large, *small], offers=False)[0]
     assert [one.admitted for one in found] == [False, True, True, True, True]
 
 
 def test_a_refused_job_is_told_what_would_hold() -> None:
     promised = [Promise(0, 8.0, 4.0, LINEAR, priority=0), Promise(1, 4.0, 8.0, LINEAR, soft=True)]
     newcomer = Promise(2, 6.0, 5.0, LINEAR, priority=1)
-    situation = Situation(0.0, 2, promised)
+    situation = Commitments(0.0, 2, promised)
     (verdict,) = decided(situation, [newcomer])[0]
     assert not verdict.admitted
     offer = verdict.offer
@@ -278,9 +278,9 @@ def test_a_refused_job_is_told_what_would_hold() -> None:
 
 
 def test_nothing_is_offered_where_nothing_helps() -> None:
-    offer = counter_offer(Situation(0.0, 2), Promise(0, 10.0, 1.0, levels([0, 1, 1.5])))
+    offer = counter_offer(Commitments(0.0, 2), Promise(0, 10.0, 1.0, levels([0, 1, 1.5])))
     assert (offer.more_gpus, offer.consent) == (None, ())
-    assert counter_offer(Situation(0.0, 2), Promise(0, 10.0, 1.0, levels(range(9), least=4))).deadline_s == math.inf
+    assert counter_offer(Commitments(0.0, 2), Promise(0, 10.0, 1.0, levels(range(9), least=4))).deadline_s == math.inf
 
 
 @given(
@@ -290,7 +290,7 @@ def test_nothing_is_offered_where_nothing_helps() -> None:
 )
 def test_every_counter_offer_holds(jobs: list[tuple[list[float], float, float]], left_s: float, until_s: float) -> None:
     promised = [Promise(key, work, until, levels(curve)) for key, (curve, work, until) in enumerate(jobs)]
-    situation = Situation(0.0, 4, [one for one in promised if one.key in plan(promised, Timeline(0.0, 4)).found])
+    situation = Commitments(0.0, 4, [one for one in promised if one.key in plan(promised, Timeline(0.0, 4)).found])
     newcomer = Promise(9, left_s, until_s, FIGURE_4, priority=1)
     (verdict,) = decided(situation, [newcomer])[0]
     offer = verdict.offer
@@ -386,18 +386,18 @@ def test_jobs_of_the_view_with_hard_deadlines_have_promises_and_newcomers_ask_fo
         job("new", 1, 4, left_s=80.0, deadline_s=60.0),
         job("new, without", 1, 4, left_s=80.0),
     )
-    these, choices = of_view(_view(*jobs), [4, 5], Terms(margin_s=2.0, start_s=0.0))
+    these, choices = of_view(_view(*jobs), [4, 5], DeadlineTerms(margin_s=2.0, start_s=0.0))
     (situation,), newcomers = these.each, [one[0] for one in choices]
     assert [(one.key, one.deadline_s, one.grace_s, one.priority) for one in situation.promised] == [(0, 48.0, 2.0, 3)]
     assert [(one.key, one.deadline_s, one.grace_s) for one in newcomers] == [(4, 58.0, 0.0)]
     assert situation.gpus == 4
     (verdict,) = decided(situation, newcomers)[0]
     assert verdict.admitted
-    assert told_deadline_s(newcomers[0].deadline_s, Terms(margin_s=2.0, start_s=0.0)) == 60.0
+    assert told_deadline_s(newcomers[0].deadline_s, DeadlineTerms(margin_s=2.0, start_s=0.0)) == 60.0
 
 
 def test_gpus_of_the_reserve_and_those_held_for_a_job_are_not_promised() -> None:
     held = Reservation(row=0, gpus=2, got=2, ready=True, held=3, confined=frozenset())
     view = _view(job("a", 2, 2), gpus=16, reservation=held)
-    terms = Terms(failures_per_server_day=0.1, failure_s=86_400.0, failure_chance=0.1)
+    terms = DeadlineTerms(failures_per_server_day=0.1, failure_s=86_400.0, failure_chance=0.1)
     assert of_view(view, [], terms)[0].each[0].gpus == 16 - 2 - 4

@@ -8,9 +8,9 @@ from scheduling_tables import job, table
 
 from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.deadlines.allocation import soft_too
+from elasticd.scheduler.deadlines.decision import Commitments
 from elasticd.scheduler.deadlines.postponing import CUSHION, LEAST_S, MOST_S, postponed
 from elasticd.scheduler.deadlines.promises import Promise, settle
-from elasticd.scheduler.deadlines.verdict import Situation
 from elasticd.scheduler.keeping import Needs, divide, raised
 from elasticd.scheduler.levels import levels_of
 from elasticd.scheduler.policies.base import Shares
@@ -25,7 +25,7 @@ def promise(key: int, left_s: float, deadline_s: float, **rest) -> Promise:
 
 def waits(jobs: list[Promise], gpus: int, useful: int = 8, busy=()):
     """Each job's present share, and until when it holds."""
-    asked = Situation(0.0, gpus, [one for one in jobs if not one.soft], busy)
+    asked = Commitments(0.0, gpus, [one for one in jobs if not one.soft], busy)
     plan = settle(asked.promised, asked.timeline())
     soft_too(plan, [one for one in jobs if one.soft])
     found = postponed(asked, plan, {one.key: one for one in jobs}, useful)
@@ -54,7 +54,7 @@ def test_nobody_waits_who_would_need_a_higher_share_later() -> None:
     """With a linear curve waiting costs no GPU time, but the job would have no reserve. The second job has time."""
     linear = levels_of(Curves(np.arange(9.0)[None, :]), 0, 1, 8, powers=False)
     jobs = [Promise(1, 950.0, 500.0, linear), Promise(2, 100.0, 1000.0, linear)]
-    asked = Situation(0.0, 8, jobs)
+    asked = Commitments(0.0, 8, jobs)
     plan = settle(jobs, asked.timeline())
     found = postponed(asked, plan, {one.key: one for one in jobs}, 8)
     assert found is not None

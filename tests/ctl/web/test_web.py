@@ -268,13 +268,13 @@ def test_what_waits_for_the_controller_is_bounded(world: World) -> None:
     go = threading.Event()
 
     async def ask() -> list[int]:
-        lane = upstream.Lane("test", world.connect)
-        first = lane.run(lambda shared: go.wait(PATIENCE_S))
-        while lane._waiting.qsize():  # until the thread has begun with the first one
+        thread = upstream.RequestThread("test", world.connect)
+        first = thread.run(lambda shared: go.wait(PATIENCE_S))
+        while thread._waiting.qsize():  # until the thread has begun with the first one
             await asyncio.sleep(0.01)
-        rest = [lane.run(lambda shared, at=at: at) for at in range(upstream.MOST_WAITING)]  # type: ignore[misc]
+        rest = [thread.run(lambda shared, at=at: at) for at in range(upstream.MOST_WAITING)]  # type: ignore[misc]
         with pytest.raises(ClusterUnreachable, match="wait for the controller already"):
-            lane.run(lambda shared: 0)
+            thread.run(lambda shared: 0)
         go.set()
         assert await first
         return await asyncio.gather(*rest)

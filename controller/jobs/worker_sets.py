@@ -24,7 +24,7 @@ from .table import WorkerTable, mark
 
 
 class Statuses(dict[WorkerId, WorkerStatus]):
-    """Last status of each worker, with a list of those that changed since `Standing` last examined them."""
+    """Last status of each worker, with a list of those that changed since `WorkerSets` last examined them."""
 
     def __init__(self, known: dict[WorkerId, WorkerStatus] | None = None) -> None:
         super().__init__(known or {})
@@ -40,7 +40,7 @@ class Statuses(dict[WorkerId, WorkerStatus]):
         return super().pop(worker, default)
 
 
-class Terms(NamedTuple):
+class SharedFacts(NamedTuple):
     """Facts that concern all workers of a job. When they change, all workers are examined again."""
 
     newest: OrderRecord | None
@@ -49,7 +49,7 @@ class Terms(NamedTuple):
     final: bool
     watched_s: float
 
-    def same(self, other: Terms | None) -> bool:
+    def same(self, other: SharedFacts | None) -> bool:
         """Return whether all terms are the same. Orders are compared by identity, since they are long."""
         return (
             other is not None
@@ -86,13 +86,13 @@ class _Whole:
 Due = Callable[[WorkerRecord, WorkerStatus | None], float | None]
 
 
-class Standing:
-    """Standing of one job's workers."""
+class WorkerSets:
+    """Sets of one job's workers by condition, with counts of their GPUs."""
 
     def __init__(self) -> None:
         self._begin(None)
 
-    def _begin(self, terms: Terms | None) -> None:
+    def _begin(self, terms: SharedFacts | None) -> None:
         """Reset to no known workers."""
         self.holding: dict[WorkerId, None] = {}  # workers that have the state
         self.finished: dict[WorkerId, None] = {}  # workers that report the end of the training loop
@@ -112,7 +112,7 @@ class Standing:
         self._seen: dict[WorkerId, _Seen] = {}
         self._whole: _Whole | None = None
 
-    def catch_up(self, table: WorkerTable, statuses: Statuses, terms: Terms, due: Due) -> None:
+    def catch_up(self, table: WorkerTable, statuses: Statuses, terms: SharedFacts, due: Due) -> None:
         """Examine the workers that have changed, or all.
 
         `due` returns when the controller acts on a late worker (Unix time).

@@ -32,7 +32,7 @@ MOST_TRIED = 12  # limit of jobs that are tried one by one for their consent
 
 
 @dataclass(frozen=True)
-class Situation:
+class Commitments:
     """The promises that have been given, and the GPUs for them.
 
     `gpus`: those that may be promised. `promised`: jobs that have promises, in any order. `busy`: GPUs among these that
@@ -60,7 +60,7 @@ class Situation:
         kept = self._kept(newcomers, gpus)
         return kept if kept is not None and kept.holds else None
 
-    def able(self, newcomers: Sequence[Promise]) -> tuple[Situation, Plan | None]:
+    def able(self, newcomers: Sequence[Promise]) -> tuple[Commitments, Plan | None]:
         """Return the situation without promises that have become impossible to keep, and a plan of the rest with the
         newcomers; None: there is none."""
         new = {one.key for one in newcomers}
@@ -106,7 +106,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AdmissionDecision:
     """The decision about a newcomer.
 
     `finish_s`: when it ends if it gets no more than its minimum; inf: not promised. `gpus`: its minimum satisfactory
@@ -125,7 +125,9 @@ class Verdict:
     pool: int = 0
 
 
-def decided(situation: Situation, newcomers: Sequence[Promise], offers: bool = True) -> tuple[list[Verdict], Plan]:
+def decided(
+    situation: Commitments, newcomers: Sequence[Promise], offers: bool = True
+) -> tuple[list[AdmissionDecision], Plan]:
     """Return the verdicts on the newcomers, in their order, and the plan of all jobs that then have promises.
 
     All newcomers have deadlines. `offers`: refusals come with counter-offers, and a job is admitted if an earlier
@@ -153,12 +155,14 @@ def decided(situation: Situation, newcomers: Sequence[Promise], offers: bool = T
     return [
         admitted(one, found.found[one.key], by_s.get(one.key, math.inf))
         if one.key in found.found
-        else Verdict(one.key, one.soft, offer=offered.get(one.key) or (counter_offer(then, one) if offers else None))
+        else AdmissionDecision(
+            one.key, one.soft, offer=offered.get(one.key) or (counter_offer(then, one) if offers else None)
+        )
         for one in newcomers
     ], found
 
 
-def _chosen(situation: Situation, newcomers: Sequence[Promise]) -> tuple[list[Promise], Plan | None]:
+def _chosen(situation: Commitments, newcomers: Sequence[Promise]) -> tuple[list[Promise], Plan | None]:
     """Return the newcomers to admit, where not all fit, and the plan of all jobs then; None: none is admitted."""
     chosen: list[Promise] = []
     found = None
@@ -172,21 +176,23 @@ def _chosen(situation: Situation, newcomers: Sequence[Promise]) -> tuple[list[Pr
     return chosen, found
 
 
-def alone_gpu_s(situation: Situation, one: Promise) -> float:
+def alone_gpu_s(situation: Commitments, one: Promise) -> float:
     """Return the GPU time that a job needs if there is no other; inf if it cannot end in time."""
     filled = fill(situation.timeline(), one)
     return math.inf if filled is None else filled.gpu_s
 
 
-def admitted(one: Promise, filled: Filled, by_s: float, pool: int = 0) -> Verdict:
+def admitted(one: Promise, filled: Filled, by_s: float, pool: int = 0) -> AdmissionDecision:
     """Return the verdict on an admitted job with these GPUs."""
-    return Verdict(one.key, True, filled.finish_s, one.levels.counts[filled.level], filled.gpu_s, by_s, pool=pool)
+    return AdmissionDecision(
+        one.key, True, filled.finish_s, one.levels.counts[filled.level], filled.gpu_s, by_s, pool=pool
+    )
 
 
 # -- counter-offers
 
 
-def counter_offer(situation: Situation, newcomer: Promise) -> Offer:
+def counter_offer(situation: Commitments, newcomer: Promise) -> Offer:
     """Return changes with which a refused newcomer would be admitted."""
     return Offer(
         deadline_s=earliest_deadline(situation, newcomer),
@@ -196,7 +202,7 @@ def counter_offer(situation: Situation, newcomer: Promise) -> Offer:
     )
 
 
-def within(situation: Situation, newcomer: Promise, gpu_s: float) -> Offer:
+def within(situation: Commitments, newcomer: Promise, gpu_s: float) -> Offer:
     """Return a later deadline, or less work, with which a newcomer takes no more GPU time than `gpu_s`."""
 
     def would(after_s: float) -> bool:
@@ -214,13 +220,13 @@ def within(situation: Situation, newcomer: Promise, gpu_s: float) -> Offer:
     return Offer(situation.now + after_s, left_s, None, ())
 
 
-def _takes_gpu_s(situation: Situation, newcomer: Promise) -> float:
+def _takes_gpu_s(situation: Commitments, newcomer: Promise) -> float:
     """Return the newcomer's GPU time beside all promises; inf if its deadline does not hold."""
     plan = situation.plan([newcomer])
     return plan.found[newcomer.key].gpu_s if plan is not None else math.inf
 
 
-def earliest_deadline(situation: Situation, newcomer: Promise) -> float:
+def earliest_deadline(situation: Commitments, newcomer: Promise) -> float:
     """Return the earliest deadline with which a job would be admitted, to half a percent of the time until then; inf:
     none."""
     if not len(newcomer.levels) or newcomer.levels.counts[1] > situation.gpus:
@@ -237,7 +243,7 @@ def earliest_deadline(situation: Situation, newcomer: Promise) -> float:
     return now + after_s
 
 
-def most_work(situation: Situation, newcomer: Promise) -> float:
+def most_work(situation: Commitments, newcomer: Promise) -> float:
     """Return the most work with which a job would be admitted as it is, to half a percent of its own; 0: none."""
     return _most(lambda left_s: situation.plan([structs.replace(newcomer, left_s=left_s)]) is not None, newcomer.left_s)
 
@@ -257,7 +263,7 @@ def _most(would: Callable[[float], bool], whole: float) -> float:
     return held
 
 
-def more_gpus(situation: Situation, newcomer: Promise) -> int | None:
+def more_gpus(situation: Commitments, newcomer: Promise) -> int | None:
     """Return how many more GPUs in the cluster would admit a job; None if no number would, as it does not scale that
     far."""
     most = newcomer.levels.counts[-1]
@@ -273,7 +279,7 @@ def more_gpus(situation: Situation, newcomer: Promise) -> int | None:
     return enough
 
 
-def consents(situation: Situation, newcomer: Promise) -> tuple[int, ...]:
+def consents(situation: Commitments, newcomer: Promise) -> tuple[int, ...]:
     """Return a smallest set of less important jobs that would have to give up their promises for the newcomer; empty if
     that does not help.
 
