@@ -12,7 +12,7 @@ from ..protocol.errors import OperatorError
 from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
 from ..protocol.times import MOST_SAVE_S
-from ..scheduler.ended import NOTHING_ENDED
+from ..scheduler.length_statistics import NOTHING_ENDED
 from ..scheduler.transient import Idle
 from . import snapshots, usage
 from .cluster import Cluster

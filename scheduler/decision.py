@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ..protocol.texts import gpu_count
 from .arrays import Ints
+from .deadline_guard import Kept
 from .deadlines.messages import duration
-from .keeping import Kept
 from .placement.fewest_servers import Placements
 from .view import ClusterView, Reason, ReasonCode, Use
 

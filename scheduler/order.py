@@ -1,7 +1,7 @@
 """The order in which jobs are served, and its reuse from one decision to the next.
 
 Tens of thousands of jobs may wait while a few run. An `Order` ranks jobs by keys that do not change while a job waits.
-So a keeper of jobs can keep the waiting ones in order from one decision to the next (`Line`), and a decision examines
+So a keeper of jobs can keep the waiting ones in order from one decision to the next (`WaitingQueue`), and a decision examines
 only the running jobs and those that come next. Without such a line all jobs are sorted again; the outcome is the same.
 """
 
@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from .arrays import Floats, Ints, sum_of
-from .line import Line, Wish
 from .view import JobTable, Order
+from .waiting_queue import WaitingQueue, Wish
 
 
-def take(free: int, own: list[Wish], line: Line, below: float = math.inf) -> list[Wish]:
+def take(free: int, own: list[Wish], line: WaitingQueue, below: float = math.inf) -> list[Wish]:
     """Serve jobs in order: those of `own`, which is sorted, and those of the line with keys below a bound.
 
     A job that does not fit into the rest is passed over. Returns the jobs that are served.

@@ -1,8 +1,8 @@
 """view -> manual shares -> policy -> quotas -> promises -> regulation (packing) -> placement. Each stage is pure.
 
-All of this is repeated where a server has not the cores or the memory for the workers placed there (`fitting`).
+All of this is repeated where a server has not the cores or the memory for the workers placed there (`host_capacity`).
 
-Where jobs have deadlines, the policy divides the GPUs that their promises leave (`keeping`). The stage "promises"
+Where jobs have deadlines, the policy divides the GPUs that their promises leave (`deadline_guard`). The stage "promises"
 returns GPUs that quotas have taken from promised jobs.
 """
 
@@ -17,8 +17,10 @@ import msgspec
 import numpy as np
 
 from ..protocol.texts import gpu_count
-from . import keeping
+from . import deadline_guard
 from .arrays import Ints
+from .constrained import decide_constrained
+from .deadline_guard import Deadlines, Kept, foresee, has_any, keep, next_s
 from .deadlines.pools import limited
 from .decision import (
     ASKS,
@@ -35,10 +37,7 @@ from .decision import (
     too_little_for,
 )
 from .decision import Decision as Decision
-from .fitting import fitted
-from .keeping import Deadlines, Kept, foresee, has_any, keep, next_s
-from .lacking import Usable, lacking
-from .limited import decide_limited
+from .host_capacity import fitted
 from .manual import shares_by_hand
 from .packing import pack
 from .placement.registry import FEWEST_SERVERS, Placement
@@ -46,7 +45,8 @@ from .policies import Policy
 from .policies.base import Shares, no_shares
 from .priorities import by_priority
 from .quotas.dividing import Tenancy, divide_by_quota, not_raised
-from .quotas.lasting import bounded, told, too_many
+from .quotas.pinned import bounded, told, too_many
+from .shortage import Usable, lacking
 from .view import ClusterView, Gpus, JobTable, Reason, ReasonCode, Schedules
 
 
@@ -66,7 +66,7 @@ def decide(
 
     `deadlines`: the terms on which deadlines are promised; None: they are ignored, or the policy handles them itself.
     `tenancy`: owners of the jobs, and their guarantees; None: there are no quotas. Where not every job may use every
-    GPU, `limited` does the same.
+    GPU, `constrained` does the same.
     """
     if deadlines is not None and not has_any(view, deadlines):
         deadlines = None
@@ -75,7 +75,7 @@ def decide(
 
     def chosen(seen: ClusterView, without: frozenset[int] = frozenset()) -> Decision:
         if seen.limit_of is not None:
-            return decide_limited(seen, policy, rng, packing, first, placement, tenancy, without, deadlines)
+            return decide_constrained(seen, policy, rng, packing, first, placement, tenancy, without, deadlines)
         divided = divide(seen, policy, rng, packing, deadlines, tenancy, without)
         placed = placement.place(seen.servers, seen.placements, divided.shares, first, divided.stay)
         why = divided.why
@@ -176,7 +176,9 @@ def divide(
 Asking = Callable[[Ints | None, int], Shares]  # returns the shares of these rows (None: all), out of so many GPUs
 
 
-def _asking(policy: Policy, jobs: JobTable, now: float, rng: random.Random, needs: keeping.Needs | None) -> Asking:
+def _asking(
+    policy: Policy, jobs: JobTable, now: float, rng: random.Random, needs: deadline_guard.Needs | None
+) -> Asking:
     """Return the policy, behind the needs of promises. `needs`: by row of the jobs; None: there are no promises."""
 
     def of_policy(some: JobTable, gpus: int) -> Shares:
@@ -186,7 +188,7 @@ def _asking(policy: Policy, jobs: JobTable, now: float, rng: random.Random, need
         some = jobs if rows is None else jobs.cut(rows)
         if needs is None:
             return of_policy(some, gpus)
-        return keeping.divide(some, needs if rows is None else needs.cut(rows), gpus, of_policy)
+        return deadline_guard.divide(some, needs if rows is None else needs.cut(rows), gpus, of_policy)
 
     return ask
 

@@ -27,7 +27,7 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .fitting import Room
+from .host_capacity import Room
 from .pipeline import Decision
 from .placement.fewest_servers import layout_of
 from .sets import some, union

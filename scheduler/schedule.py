@@ -21,7 +21,7 @@ from .levels import Levels
 
 ROUNDING_S = 1e-6  # a schedule that leaves less work than this, at its last rate, ends the job
 
-ServerPart = tuple[float, float, int]  # begin and end (Unix time), and number of GPUs, which is not 0
+Segment = tuple[float, float, int]  # begin and end (Unix time), and number of GPUs, which is not 0
 
 
 class Schedule:
@@ -38,7 +38,7 @@ class Schedule:
         self._gpus = gpus
 
     @classmethod
-    def of(cls, pieces: Sequence[ServerPart]) -> Schedule:
+    def of(cls, pieces: Sequence[Segment]) -> Schedule:
         """Build a schedule of these pieces, which must be in order."""
         found = cls((), ())
         found.__dict__["pieces"] = tuple(pieces)
@@ -51,7 +51,7 @@ class Schedule:
         return found
 
     @cached_property
-    def pieces(self) -> tuple[ServerPart, ...]:
+    def pieces(self) -> tuple[Segment, ...]:
         """Pieces in order; neighbours have different numbers of GPUs, or a time without any between them."""
         begin_s, gpus = np.asarray(self._begin_s), np.asarray(self._gpus)
         at = np.flatnonzero(gpus[1:] != gpus[:-1]) + 1
@@ -63,7 +63,7 @@ class Schedule:
             if count and until_s > from_s
         )
 
-    def rest(self, now: float, levels: Levels) -> Iterator[ServerPart]:
+    def rest(self, now: float, levels: Levels) -> Iterator[Segment]:
         """Yield the pieces from `now` on, in shares that the job may have at present: the next lower one where the
         planned one is not allowed."""
         for from_s, until_s, count in self.pieces:

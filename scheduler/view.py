@@ -22,12 +22,12 @@ from ..protocol.model import GpuAddress, GpuPlace, JobId, Server, ServerId
 from .amounts import Amounts, Capacity, Need
 from .arrays import Floats, Ints
 from .curves import Curves
-from .ended import NOTHING_ENDED, Ended
 from .kinds import ANY, Demand, GpuSort, Stock
-from .line import Line
+from .length_statistics import NOTHING_ENDED, Ended
 from .nearness import Near, cut, leaves, tree
 from .schedule import Schedule
 from .sets import union
+from .waiting_queue import WaitingQueue
 
 UNKNOWN_S = 1e9  # finite, so that sums stay finite; about 32 years
 
@@ -71,7 +71,7 @@ class Columns:
 class Kept(Protocol):
     """Keeper of the jobs' order from one decision to the next."""
 
-    def line(self, order: Order, jobs: JobTable) -> Line | None:
+    def line(self, order: Order, jobs: JobTable) -> WaitingQueue | None:
         """Return the table's jobs without GPUs in this order; None if sorting them again is cheaper."""
         ...
 
@@ -177,7 +177,7 @@ class JobTable:
         table._lengths = False
         return table
 
-    def line(self, order: Order) -> Line | None:
+    def line(self, order: Order) -> WaitingQueue | None:
         """Return the jobs without GPUs in this order; None if no keeper holds that order."""
         return None if self._kept is None else self._kept.line(order, self)
 
@@ -459,7 +459,7 @@ class Lack:
     `what` follows the number of those: "left by jobs that go first".
 
     A policy may have seen only a part of the jobs and GPUs. So the numbers that users see are counted again, over the
-    whole cluster (`lacking`).
+    whole cluster (`shortage`).
     """
 
     wanted: int

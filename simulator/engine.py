@@ -36,8 +36,8 @@ import numpy as np
 from ..protocol.errors import UserError
 from ..scheduler.admission import ADMIT_ALL, Admission, AdmissionState, Newcomer
 from ..scheduler.arrays import Floats, Ints
+from ..scheduler.deadline_guard import Deadlines
 from ..scheduler.deadlines.admitting import ElasticflowAdmission
-from ..scheduler.keeping import Deadlines
 from ..scheduler.measuring import Measuring
 from ..scheduler.pipeline import Decision, Division, decide, divide
 from ..scheduler.placement.registry import FEWEST_SERVERS, IncrementalPlacement, Placement

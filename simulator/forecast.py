@@ -1,6 +1,6 @@
 """When a waiting job starts: the simulator runs forward from a cluster's present state, several times.
 
-Each run draws the lengths of the jobs that have not stated theirs, from ended jobs (`scheduler.policies.expected`), and
+Each run draws the lengths of the jobs that have not stated theirs, from ended jobs (`scheduler.policies.expected_lengths`), and
 the jobs that arrive meanwhile, from those of the last day: at the same rate, with the same numbers of GPUs. Nothing else
 is random. So the share of runs in which a job starts between two times estimates the probability of that, as far as
 later jobs are like earlier ones.
@@ -27,8 +27,8 @@ from ..protocol.messages import Outlook, OutlookJob
 from ..protocol.model import JobId
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.curves import Curves
-from ..scheduler.ended import NOTHING_ENDED, Ended
-from ..scheduler.policies.expected import at_quantiles_s
+from ..scheduler.length_statistics import NOTHING_ENDED, Ended
+from ..scheduler.policies.expected_lengths import at_quantiles_s
 from ..scheduler.scheduler import Scheduler, load_scheduler
 from ..scheduler.view import ServerInView
 from .costs import BACKGROUND

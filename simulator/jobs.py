@@ -18,9 +18,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..scheduler.arrays import Floats, Ints
-from ..scheduler.ended import NOTHING_ENDED
-from ..scheduler.line import Line
+from ..scheduler.length_statistics import NOTHING_ENDED
 from ..scheduler.view import UNKNOWN_S, Columns, JobTable, Order
+from ..scheduler.waiting_queue import WaitingQueue
 from .workload import Workload
 
 MANY = 2000  # number of present jobs from which lines are kept; they are dropped below half of that
@@ -50,7 +50,7 @@ class Jobs:
         self._curves = workload.curves
         self._most_needed = int(workload.min_gpus.max(initial=0))
         self.lines_from = MANY
-        self._lines: dict[Order, Line] = {}
+        self._lines: dict[Order, WaitingQueue] = {}
         self._stirred: list[int] = []  # numbers of jobs that may have entered or left the lines
         self._floats = np.zeros((len(_FLOATS) + len(_LENGTHS), n))
         self._ints = np.zeros((len(_INTS) + 1, n), dtype=np.int64)
@@ -123,7 +123,7 @@ class Jobs:
         self.end += 1
         self.next += 1
 
-    def line(self, order: Order, jobs: JobTable) -> Line | None:
+    def line(self, order: Order, jobs: JobTable) -> WaitingQueue | None:
         """Return a line as `scheduler.view.Kept` specifies."""
         if len(jobs) < (self.lines_from // 2 if self._lines else self.lines_from):  # sorting them again is cheaper
             self._lines.clear()
@@ -133,7 +133,7 @@ class Jobs:
             self._settle_lines(jobs)
         found = self._lines.get(order)
         if found is None:
-            found = self._lines[order] = Line()
+            found = self._lines[order] = WaitingQueue()
             _stand_in(found, order, jobs, np.flatnonzero(jobs.share == 0))
         return found
 
@@ -228,7 +228,7 @@ class Jobs:
         self.changes[self.present] = self.columns.changes[self.window]
 
 
-def _stand_in(line: Line, order: Order, jobs: JobTable, rows: Ints) -> None:
+def _stand_in(line: WaitingQueue, order: Order, jobs: JobTable, rows: Ints) -> None:
     """Put these waiting jobs into the line."""
     keys, wants = order.ranks(jobs, rows, math.nan)  # no time, since the key must not depend on it
     wishes = zip(keys.tolist(), jobs.rows[rows].tolist(), wants.tolist(), strict=True)

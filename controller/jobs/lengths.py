@@ -1,4 +1,4 @@
-"""Lengths of jobs: their sources, their use, and the records of ended jobs (`scheduler.ended`).
+"""Lengths of jobs: their sources, their use, and the records of ended jobs (`scheduler.length_statistics`).
 
 A job's length is given by `max_steps` in its specification, or by its loop: `run.epochs(n)` over data with an index has
 a known number of steps. The smaller number holds, and the job's workers report it. A job that trains `until` a metric
@@ -14,8 +14,8 @@ import numpy as np
 
 from ...protocol.messages import JobLength, LengthSource
 from ...protocol.model import Value
-from ...scheduler.ended import NOTHING_ENDED, Ended
-from ...scheduler.policies.expected import likely_s
+from ...scheduler.length_statistics import NOTHING_ENDED, Ended
+from ...scheduler.policies.expected_lengths import likely_s
 from .job import Job
 
 KEY = "/lengths"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...protocol.errors import RequestRefused
+from ...scheduler.deadline_guard import Deadlines
 from ...scheduler.decision import Stage, Step
-from ...scheduler.fitting import Room
-from ...scheduler.keeping import Deadlines
+from ...scheduler.host_capacity import Room
 from ...scheduler.pipeline import Decision, decide
 from ...scheduler.plan import Change, at_once, plan
 from ...scheduler.scheduler import Scheduler

@@ -23,11 +23,11 @@ from ...protocol.model import GpuAddress, JobId, ServerId
 from ...protocol.texts import changes, gpu_count, span
 from ...scheduler.arrays import Floats, Ints
 from ...scheduler.curves import Curves
+from ...scheduler.deadline_guard import Busy, Deadlines, Kept
 from ...scheduler.deadlines.decision import AdmissionDecision, Commitments, Offer, counter_offer, within
-from ...scheduler.deadlines.homes import PoolCommitments, chosen, decided, settled
+from ...scheduler.deadlines.pool_assignment import PoolCommitments, chosen, decided, settled
 from ...scheduler.deadlines.promises import Promise, settle
 from ...scheduler.deadlines.table import NO_LEVELS, DeadlineTerms, choices_of, situations, told_deadline_s
-from ...scheduler.keeping import Busy, Deadlines, Kept
 from ...scheduler.kinds import GpuSort
 from ...scheduler.quotas.hours import Hours
 from ...scheduler.quotas.reservations import busy

@@ -14,7 +14,7 @@ from ...protocol.model import GpuAddress, JobId, JobPhase
 from ...scheduler.arrays import Ints
 from ...scheduler.policies import RIGID
 from ...scheduler.quotas.dividing import Tenancy
-from ...scheduler.quotas.lasting import Lasting, lasting
+from ...scheduler.quotas.pinned import Pinned, lasting
 from ...scheduler.reservation import Queue, reserve
 from ...scheduler.sets import union
 from ...scheduler.view import ClusterView, Gpus, ServerInView
@@ -61,7 +61,7 @@ def reserved(
     return reserve(view, queue, policy, policy in RIGID, cluster.settings.reserve_after_s, before, most)
 
 
-def _most(tenancy: Tenancy, may: Lasting, row: int) -> int:
+def _most(tenancy: Tenancy, may: Pinned, row: int) -> int:
     return may.most(tenancy.tenant(row))
 
 

@@ -28,7 +28,7 @@ from ...scheduler.admission import AdmissionState, Newcomer
 from ...scheduler.amounts import Need
 from ...scheduler.kinds import Demand, never_fits
 from ...scheduler.priorities import ignored
-from ...scheduler.quotas.lasting import Lasting
+from ...scheduler.quotas.pinned import Pinned
 from ..cluster import Cluster
 from ..events import ClientRequest
 from ..jobs.job import Job
@@ -324,7 +324,7 @@ def _check_by_hand(cluster: Cluster, who: Principal, job: Job, share: int) -> No
             tenant = quotas.tenant(other.user)
             fixed[tenant] = fixed.get(tenant, 0) + kept
     owners = dict.fromkeys(other.user for other in live)
-    most = Lasting(quotas, owners, fixed, cluster.servers.present_gpus).most(quotas.tenant(job.user))
+    most = Pinned(quotas, owners, fixed, cluster.servers.present_gpus).most(quotas.tenant(job.user))
     if share > most:
         raise RequestRefused(
             f"{job.id} cannot keep {gpu_count(share)} by hand: {most} at most, beside what others are guaranteed (quotas); "

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ...protocol.messages import Outlook, OutlookJob
 from ...protocol.model import GpuAddress, JobId
-from ...scheduler.ended import Ended
+from ...scheduler.length_statistics import Ended
 from ...scheduler.plugin import LoadedPlugin
 from ...scheduler.scheduler import document
 from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, JobTable

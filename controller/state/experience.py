@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ...protocol.model import ServerId
 from ...scheduler.arrays import Ints
-from ...scheduler.ended import NOTHING_ENDED
+from ...scheduler.length_statistics import NOTHING_ENDED
 from ...scheduler.transient import Idle, Past
 from ..jobs import lengths
 from ..jobs.job import Job

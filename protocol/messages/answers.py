@@ -76,7 +76,9 @@ class Outlook(Message, frozen=True, kw_only=True):
     servers: tuple[tuple[ServerId, int], ...] = ()  # connected servers, with their numbers of usable GPUs
     jobs: tuple[OutlookJob, ...] = ()  # in the order of submission, without those that may not have GPUs now
     speedups: tuple[tuple[float, ...], ...] = ()  # T(n) / T(1) for n = 0, 1, ... the largest share that a job may have
-    lengths: tuple[tuple[int, ...], ...] = ()  # numbers of ended jobs by kind and length (`scheduler.ended`)
+    lengths: tuple[
+        tuple[int, ...], ...
+    ] = ()  # numbers of ended jobs by kind and length (`scheduler.length_statistics`)
     arrivals: tuple[tuple[int, int], ...] = ()  # smallest and largest share of the jobs submitted lately
     arrivals_s: float = 0.0  # in so many seconds
 

@@ -11,8 +11,8 @@ import numpy as np
 from ..admission import AdmissionState, Newcomer
 from ..view import UNKNOWN_S, ClusterView, JobTable, Schedules
 from .foresee import Job, late
-from .homes import chosen, decided
 from .messages import refusal_message
+from .pool_assignment import chosen, decided
 from .table import DeadlineTerms, schedules, situations
 
 

@@ -112,7 +112,7 @@ class AdmissionDecision:
     `finish_s`: when it ends if it gets no more than its minimum; inf: not promised. `gpus`: its minimum satisfactory
     share, the most GPUs that it needs at a time; 0: not promised. `gpu_s`: the GPU time that it needs. `by_s`: the
     deadline for its plan, which is before its own; inf: its own. `offer`: if it is refused. `pool`: number of the pool
-    to which `finish_s`, `gpus`, `gpu_s` and `offer` apply (`homes`).
+    to which `finish_s`, `gpus`, `gpu_s` and `offer` apply (`pool_assignment`).
     """
 
     key: int

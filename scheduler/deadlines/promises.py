@@ -36,7 +36,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from ..levels import Levels
-from ..schedule import Schedule, ServerPart
+from ..schedule import Schedule, Segment
 from .timeline import TOLERANCE_S, Filled, Timeline, Want
 
 LEAST_LEFT_S = 4e-6  # least remaining work of an unfinished job: more than `TOLERANCE_S`, so that it needs a GPU
@@ -282,7 +282,7 @@ def continued(promises: Sequence[Promise], timeline: Timeline) -> Plan | None:
     None if there are not enough GPUs any more, or there is no such plan. `timeline` stays unchanged.
     """
     found, others = Plan(timeline.copy()), []
-    pieces: list[ServerPart] = []
+    pieces: list[Segment] = []
     now = timeline.now
     wait_s = (
         INSTANT_S if any(_is_ending(one, now) for one in promises) else 0.0
@@ -316,8 +316,8 @@ def _is_ending(one: Promise, now: float) -> bool:
 
 
 def _for_an_instant(
-    one: Promise, now: float, wait_s: float, then: tuple[Filled, list[ServerPart]] | None
-) -> tuple[Filled, list[ServerPart]]:
+    one: Promise, now: float, wait_s: float, then: tuple[Filled, list[Segment]] | None
+) -> tuple[Filled, list[Segment]]:
     """Let a job keep its GPUs until `wait_s` is over, and continue by its schedule after that.
 
     `then`: None: the job has ended.
@@ -333,7 +333,7 @@ def _for_an_instant(
     return replace(then[0], gpus=one.share, more_s=more_s, spare=False, schedule=schedule), own
 
 
-def _continued(one: Promise, now: float) -> tuple[Filled, list[ServerPart]] | None:
+def _continued(one: Promise, now: float) -> tuple[Filled, list[Segment]] | None:
     """Return the rest of a job's schedule until its end, also as pieces; None if the job does not end in time by it.
 
     If there is time for a change now and one back again, the job keeps its GPUs until it would end with both.

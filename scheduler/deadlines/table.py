@@ -17,7 +17,7 @@ from ..manual import shares_by_hand
 from ..sets import union
 from ..view import UNKNOWN_S, ClusterView, Gpus, JobTable, Schedules
 from .decision import Commitments
-from .homes import Choices, PoolCommitments
+from .pool_assignment import Choices, PoolCommitments
 from .pools import Pool, Pools, pools
 from .promises import Plan, Promise
 from .reserve import reserved_gpus

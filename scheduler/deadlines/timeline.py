@@ -30,7 +30,7 @@ import numpy as np
 
 from ..arrays import Floats, Ints
 from ..levels import Levels
-from ..schedule import Schedule, ServerPart
+from ..schedule import Schedule, Segment
 
 TOLERANCE_S = 1e-6  # a deadline that is missed by no more than this is kept
 LIKELY_CHANGES = 2  # number of changes of a share that a plan first assumes
@@ -101,7 +101,7 @@ class Timeline:
         first, end = self._cut(max(from_s, self.now)), self._cut(max(until_s, self.now))
         self._free[first:end] = np.maximum(self._free[first:end] - gpus, 0)
 
-    def take(self, pieces: Sequence[ServerPart]) -> bool:
+    def take(self, pieces: Sequence[Segment]) -> bool:
         """Take these GPUs, all at once. Return False, and take nothing, if there are not enough."""
         n = self._pieces
         at = np.array([[from_s, until_s] for from_s, until_s, _ in pieces]).reshape(-1, 2)

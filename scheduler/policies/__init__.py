@@ -20,7 +20,7 @@ from .gandiva import Gandiva
 from .max_min import MaxMin
 from .optimus import Optimus
 from .pollux import Pollux
-from .remaining import Srsf, SrsfE, Srtf, SrtfE
+from .srtf import Srsf, SrsfE, Srtf, SrtfE
 from .themis import Themis
 from .tiresias import ElasticTiresias, TiresiasL
 from .yarn_cs import YarnCs
@@ -56,7 +56,7 @@ POLICIES = (
 # Policies that give a job its requested GPUs or none: jobs under them need no measurements with other shares.
 RIGID = frozenset(kind.name for kind in (Fifo, Backfill, Srtf, Srsf, TiresiasL, Gandiva, YarnCs, Chronus))
 
-# Policies that may change any share at any time: deadlines can be promised beside them (`scheduler.keeping`).
+# Policies that may change any share at any time: deadlines can be promised beside them (`scheduler.deadline_guard`).
 ELASTIC = frozenset(kind.name for kind in (MaxMin, Optimus, AfsL, AfsP, AfsS, Elastic))
 
 NAMES = tuple(kind.name for kind in POLICIES)

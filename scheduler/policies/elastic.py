@@ -6,13 +6,13 @@ one to the job with the largest rise of weighted throughput. Throughput counts b
 above it. GPUs are given from corner to corner of the hull: between corners a job would get less than the hull promises.
 Where throughputs are concave every share is a corner, and no other division has a greater weighted throughput.
 
-*Weights.* `worth.py` computes the value of a second of work on a job if lengths were known and no further job came. In
+*Weights.* `waiting_worth.py` computes the value of a second of work on a job if lengths were known and no further job came. In
 reality more jobs come, and then a long job never has the cluster to itself, as that calculation assumes. If the load
 stayed the same for ever, no job would be worth more than another of its kind. Reality lies between these extremes, so
 the weight is worth^(1 - constancy). `constancy` 0: no further job comes; 1: the load stays as it is for ever, and
 throughput alone counts.
 
-*Lengths.* `expected.py` estimates how long each job is likely to take, as several equally likely values. The
+*Lengths.* `expected_lengths.py` estimates how long each job is likely to take, as several equally likely values. The
 calculation uses as many copies of the cluster as there are values, and every job has another value in each copy; its
 weight is the mean. If all jobs have reported their lengths, and these have proved right, all copies are the same, and
 one is enough.
@@ -45,9 +45,9 @@ from ..arrays import Floats, Ints, least_of
 from ..curves import Curves
 from ..hull import ROUNDING
 from ..view import JobTable, Reason
-from . import expected
+from . import expected_lengths
 from .base import Shares, grow, no_shares, relative_gain, smallest, waits_for
-from .worth import Curve, Recursion, with_minimum
+from .waiting_worth import Curve, Recursion, with_minimum
 
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
 FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is undiminished
@@ -105,7 +105,7 @@ class Elastic:
         given = no_shares(jobs)
         if not len(jobs):
             return given, gpus, math.inf
-        left_s, more_s = expected.left_s(jobs)
+        left_s, more_s = expected_lengths.left_s(jobs)
         ends_after_s = left_s * _pace(jobs, LAST_FAIR_SHARES * gpus / len(jobs))
         soon_s = _soonest(ends_after_s)
         soon_s[jobs.running] *= 1 - 1e-9

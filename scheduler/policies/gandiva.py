@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 
 from ..arrays import Floats, Ints
-from ..line import Line
 from ..order import Served, counted, found, hand_out, serve, take, wishes
 from ..view import JobTable, Reason
+from ..waiting_queue import WaitingQueue
 from .base import Shares, no_shares, waits_for
 from .reviews import EARLY_S, LATE_S
 
@@ -77,7 +77,7 @@ class Gandiva:
             new = np.searchsorted(jobs.rows, [number for _, number, _ in line.from_key(since_s)])
             own = wishes(jobs, _LeastRun(self.parameters.slice_s), np.concatenate([jobs.running, new]), now)
             first = take(gpus, [], line, since_s)
-            rest = take(gpus - sum([want for _, _, want in first]), own, Line())
+            rest = take(gpus - sum([want for _, _, want in first]), own, WaitingQueue())
             fitting = line.fitting(gpus) + int(np.count_nonzero(jobs.requested_gpus[jobs.running] <= gpus))
             return found(jobs, first + rest, fitting, gpus)
         want = jobs.requested_gpus

@@ -30,7 +30,7 @@ class Tenancy:
     """Owners of the jobs.
 
     `owners`: the user of each row of the view. `held`: by tenant, GPUs of its jobs that are outside of the view.
-    `stays`: rows of jobs that cannot be resized once they have begun (`lasting`).
+    `stays`: rows of jobs that cannot be resized once they have begun (`pinned`).
     """
 
     quotas: Quotas

@@ -1,6 +1,6 @@
 """The number of GPUs of each part that a tenant divides among its jobs, where not every job may use every GPU. Pure.
 
-The GPUs of a view are in parts (`sharing`). Jobs of one tenant that may use the same parts are a *group*. GPUs flow
+The GPUs of a view are in parts (`constrained_shares`). Jobs of one tenant that may use the same parts are a *group*. GPUs flow
 from parts to groups to tenants: a GPU more for a tenant may mean that another tenant has one of another part instead
 (an augmenting path of Ford and Fulkerson, "Maximal flow through a network", 1956). So a tenant misses a guaranteed GPU
 only where no division of the parts gives it one, beside the guarantees of the others. GPUs are given one by one, first

@@ -14,7 +14,7 @@ from elasticd.controller.reconcile.snapshot import snapshot
 from elasticd.controller.recovery import differences
 from elasticd.protocol.messages import Cancel, GetJob, LengthSource
 from elasticd.protocol.model import JobPhase, WorkerPhase
-from elasticd.scheduler.ended import AS_TOLD, NOTHING_ENDED
+from elasticd.scheduler.length_statistics import AS_TOLD, NOTHING_ENDED
 from elasticd.scheduler.view import UNKNOWN_S
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))

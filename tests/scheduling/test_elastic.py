@@ -30,10 +30,10 @@ from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.arrays import Floats
 from elasticd.scheduler.curves import Curves
-from elasticd.scheduler.ended import NOTHING_ENDED, Ended
-from elasticd.scheduler.policies import expected
-from elasticd.scheduler.policies import worth as worth_module
-from elasticd.scheduler.policies.worth import with_minimum, worths
+from elasticd.scheduler.length_statistics import NOTHING_ENDED, Ended
+from elasticd.scheduler.policies import expected_lengths
+from elasticd.scheduler.policies import waiting_worth as worth_module
+from elasticd.scheduler.policies.waiting_worth import with_minimum, worths
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
 
@@ -270,14 +270,14 @@ def test_where_all_tell_the_truth_what_is_expected_is_what_is_told() -> None:
     seen = table(job("a", left_s=70.0, done_s=0.0), job("b", left_s=500.0, done_s=1500.0))
     for past in (NOTHING_ENDED, errors(*[1.0] * 50)):
         seen.ended = past
-        left_s, _ = expected.left_s(seen)
+        left_s, _ = expected_lengths.left_s(seen)
         assert left_s == pytest.approx(np.array([[70.0, 500.0]]))
 
 
 def test_where_users_err_by_a_factor_what_is_expected_spreads_as_far() -> None:
     seen = table(job("a", left_s=1000.0, done_s=0.0))
     seen.ended = errors(*np.exp(np.linspace(-math.log(2), math.log(2), 200)).tolist())
-    (least, middle, most), _ = expected.left_s(seen)
+    (least, middle, most), _ = expected_lengths.left_s(seen)
     assert 500 < least < 750
     assert 850 < middle < 1200
     assert 1350 < most < 2000
@@ -286,15 +286,15 @@ def test_where_users_err_by_a_factor_what_is_expected_spreads_as_far() -> None:
 def test_where_many_end_early_some_are_expected_to_until_they_have_come_far() -> None:
     seen = table(job("new", left_s=1000.0, done_s=0.0), job("late", left_s=100.0, done_s=900.0))
     seen.ended = errors(*[0.02, 0.1, 0.4] * 10, *[1.0] * 70)
-    left_s, _ = expected.left_s(seen)
+    left_s, _ = expected_lengths.left_s(seen)
     assert left_s[0, 0] < 500
-    assert left_s[:, 1] == pytest.approx([100.0] * expected.COPIES)
+    assert left_s[:, 1] == pytest.approx([100.0] * expected_lengths.COPIES)
 
 
 def test_who_is_over_what_he_has_told_is_not_taken_to_end_at_once() -> None:
     """Otherwise an underestimated job would keep the whole cluster as long as it runs (the danger of such rules)."""
     over = job("over", left_s=0.0, told_s=1000.0, done_s=3000.0)
-    left_s, _ = expected.left_s(table(over))
+    left_s, _ = expected_lengths.left_s(table(over))
     assert left_s.min() >= 300
     assert left_s[1] >= 1000
     assert given_to("elastic", 1, over, job("short", left_s=300.0)) == {"short": 1}
@@ -307,7 +307,7 @@ def test_a_job_that_has_told_nothing_is_compared_with_those_that_request_as_many
     small, large = job("small", requested=1), job("large", 1, 8, requested=8)
     seen = table(large, small)
     seen.ended = past
-    left_s, _ = expected.left_s(seen)
+    left_s, _ = expected_lengths.left_s(seen)
     assert (left_s[:, 0] > 5e4).all()
     assert (left_s[:, 1] < 200).all()
     assert given_after(past, 1, large, small) == {"small": 1}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scheduling_tables import job, table
 
 from elasticd.scheduler.arrays import Floats, Ints
-from elasticd.scheduler.line import Line
 from elasticd.scheduler.order import serve, serve_anew, smallest, take
 from elasticd.scheduler.view import JobTable, Order
+from elasticd.scheduler.waiting_queue import WaitingQueue
 
 KEYS = st.sampled_from([0.0, 1.0, 1.5, 7.0])
 JOBS = st.lists(st.tuples(KEYS, st.integers(1, 6), st.booleans()), min_size=1, max_size=12)
@@ -30,8 +30,8 @@ class ByPriority:
 class Keeper:
     """Keeps the waiting jobs of a table in order."""
 
-    def line(self, order: Order, jobs: JobTable) -> Line:
-        line = Line()
+    def line(self, order: Order, jobs: JobTable) -> WaitingQueue:
+        line = WaitingQueue()
         rows = np.flatnonzero(jobs.share == 0)
         keys, wants = order.ranks(jobs, rows, math.nan)
         for key, row, want in reversed(list(zip(keys.tolist(), rows.tolist(), wants.tolist(), strict=True))):
@@ -59,7 +59,7 @@ def test_serving_from_a_line_is_serving_all_jobs_in_order(described: list[tuple[
 
 
 def test_who_does_not_fit_is_passed_over_and_equal_keys_go_by_number() -> None:
-    line = Line()
+    line = WaitingQueue()
     line.put_all([(1.0, 5, 2), (1.0, 3, 2), (0.5, 9, 4), (2.0, 1, 1)])
     assert take(4, [], line) == [(0.5, 9, 4)]
     assert take(3, [], line) == [(1.0, 3, 2), (2.0, 1, 1)]
@@ -68,7 +68,7 @@ def test_who_does_not_fit_is_passed_over_and_equal_keys_go_by_number() -> None:
 
 
 def test_a_line_forgets_who_waits_no_more() -> None:
-    line = Line()
+    line = WaitingQueue()
     line.put_all([(1.0, 5, 2), (1.0, 3, 2)])
     line.drop(5)
     line.drop(6)  # it has never waited

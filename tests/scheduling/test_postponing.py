@@ -7,11 +7,11 @@ import pytest
 from scheduling_tables import job, table
 
 from elasticd.scheduler.curves import Curves
+from elasticd.scheduler.deadline_guard import Needs, divide, raised
 from elasticd.scheduler.deadlines.allocation import soft_too
 from elasticd.scheduler.deadlines.decision import Commitments
 from elasticd.scheduler.deadlines.postponing import CUSHION, LEAST_S, MOST_S, postponed
 from elasticd.scheduler.deadlines.promises import Promise, settle
-from elasticd.scheduler.keeping import Needs, divide, raised
 from elasticd.scheduler.levels import levels_of
 from elasticd.scheduler.policies.base import Shares
 from elasticd.scheduler.view import Reason, ReasonCode

@@ -11,9 +11,9 @@ import pytest
 
 from elasticd.protocol.messages import Outlook, OutlookJob
 from elasticd.protocol.model import JobId, ServerId
-from elasticd.scheduler.ended import NOTHING_ENDED, Ended
+from elasticd.scheduler.length_statistics import NOTHING_ENDED, Ended
 from elasticd.scheduler.policies import NAMES
-from elasticd.scheduler.policies.expected import at_quantiles_s
+from elasticd.scheduler.policies.expected_lengths import at_quantiles_s
 from elasticd.simulator.costs import START_S
 from elasticd.simulator.forecast import Starts, TooLong, starts, with_job
 

@@ -11,7 +11,7 @@ import pytest
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.curves import Curves
-from elasticd.scheduler.ended import AS_TOLD
+from elasticd.scheduler.length_statistics import AS_TOLD
 from elasticd.scheduler.policies import load_policy
 from elasticd.scheduler.view import UNKNOWN_S, JobTable
 from elasticd.simulator import simulate, traces

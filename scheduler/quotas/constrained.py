@@ -1,6 +1,6 @@
 """Quotas where not every job may use every GPU: types, memory, GPUs per server, GPUs held for a large job. Pure.
 
-As in `dividing`: the policy shares out all GPUs (`sharing`) as if there were no quotas. Where a tenant gets less than
+As in `dividing`: the policy shares out all GPUs (`constrained_shares`) as if there were no quotas. Where a tenant gets less than
 its claim, or more than its limit, each tenant gets GPUs of each part (`parts`), and the policy shares these out among
 its jobs alone. GPUs that it cannot use there are offered to the others.
 
@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ..arrays import Ints
+from ..constrained_shares import ConstrainedShares, Needed
 from ..policies import Policy
-from ..sharing import Needed, Sharing
 from ..view import ClusterView
 from .dividing import Claim, Tenancy
 from .parts import Flow, Group, dues, raise_to
@@ -30,11 +30,11 @@ def share_by_quota(
     tenancy: Tenancy,
     without: Collection[int],
     needed: Needed | None = None,
-) -> tuple[Sharing, Ints]:
+) -> tuple[ConstrainedShares, Ints]:
     """Return the shares under quotas, and the policy's shares without quotas, by row. `without`: rows that get none."""
-    first = Sharing(view, policy, rng, without, needed)
+    first = ConstrainedShares(view, policy, rng, without, needed)
     first.share_out()
-    sharing = Sharing(view, policy, rng, without, needed)
+    sharing = ConstrainedShares(view, policy, rng, without, needed)
     loose = np.flatnonzero(sharing.begin())
     fixed = {row: int(share) for row, share in enumerate(sharing.given.tolist()) if share}
     tenancy = tenancy.with_held(fixed)
@@ -61,7 +61,9 @@ def _claim(tenancy: Tenancy, tenant: str, gpus: int) -> Claim:
     return Claim(min(most, max(0, quota.gpus - held)), most)
 
 
-def _groups(view: ClusterView, first: Sharing, rows: Mapping[str, Ints], claimed: Mapping[str, Claim]) -> list[Group]:
+def _groups(
+    view: ClusterView, first: ConstrainedShares, rows: Mapping[str, Ints], claimed: Mapping[str, Claim]
+) -> list[Group]:
     """Group the jobs by their parts. A job with several choices counts for the choice where most GPUs are left."""
     most: dict[tuple[str, tuple[int, ...]], int] = {}
     left = [part.bit_count() for part in first.parts]
@@ -89,7 +91,7 @@ def _groups(view: ClusterView, first: Sharing, rows: Mapping[str, Ints], claimed
 
 
 def _hand_on(
-    sharing: Sharing,
+    sharing: ConstrainedShares,
     rows: Mapping[str, Ints],
     claimed: Mapping[str, Claim],
     due: Mapping[str, int],
@@ -124,7 +126,7 @@ def _bounded(groups: Sequence[Group], offered: Sequence[int], tenant: str, most:
     return flow.rooms(tenant)
 
 
-def _better(sharing: Sharing, rows: Ints, room: Sequence[int], has: int) -> bool:
+def _better(sharing: ConstrainedShares, rows: Ints, room: Sequence[int], has: int) -> bool:
     """Share `room` among a tenant's jobs again, and return whether they get more; otherwise they keep their shares."""
     before = sharing.take(rows)
     sharing.share(rows, room)

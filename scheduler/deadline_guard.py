@@ -25,7 +25,7 @@ import numpy as np
 
 from ..protocol.model import JobId
 from .arrays import Bools, Ints
-from .deadlines.homes import PoolCommitments, settled, soft_among
+from .deadlines.pool_assignment import PoolCommitments, settled, soft_among
 from .deadlines.pools import Pool
 from .deadlines.postponing import latest_start_s, postponed
 from .deadlines.promises import Plan, Promise, in_order

@@ -10,7 +10,7 @@ Position = tuple[float, int]  # a key, and the job's number: of equal keys the j
 Wish = tuple[float, int, int]  # a place, and the number of GPUs that the job wants
 
 
-class Line:
+class WaitingQueue:
     """Waiting jobs, by the number of GPUs that they want, in ascending order of their keys."""
 
     def __init__(self) -> None:

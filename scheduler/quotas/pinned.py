@@ -25,7 +25,7 @@ from .dividing import Tenancy
 from .terms import Quotas
 
 
-class Lasting:
+class Pinned:
     """How many GPUs may still be given to each tenant for good."""
 
     def __init__(self, quotas: Quotas, owners: Iterable[str], fixed: Mapping[str, int], gpus: int) -> None:
@@ -63,11 +63,11 @@ class Bounded:
     without: frozenset[int]
 
 
-def lasting(view: ClusterView, tenancy: Tenancy) -> Lasting:
+def lasting(view: ClusterView, tenancy: Tenancy) -> Pinned:
     """Return the state before any GPU of the view is given for good, except manual shares and GPUs held for the head of
     the queue."""
     gpus = view.total_gpus + sum(tenancy.held.values())
-    found = Lasting(tenancy.quotas, tenancy.owners, tenancy.held, gpus)
+    found = Pinned(tenancy.quotas, tenancy.owners, tenancy.held, gpus)
     for row, share in view.manual_shares.items():
         found.take(tenancy.tenant(row), share)
     if view.reservation is not None:

@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arrays import Ints
-from .keeping import raised
+from .deadline_guard import raised
 from .nearness import nearest
 from .policies import Policy
 from .policies.base import Shares
@@ -58,7 +58,7 @@ DEPTH = 4  # how often the policy is asked again, for each part
 
 @dataclass(frozen=True)
 class Held:
-    """Shares, amounts and seats of some rows, as in `Sharing`."""
+    """Shares, amounts and seats of some rows, as in `ConstrainedShares`."""
 
     given: Ints
     amounts: dict[int, dict[int, int]]
@@ -75,7 +75,7 @@ class Needed:
     stay: frozenset[int]
 
 
-class Sharing:
+class ConstrainedShares:
     """Shares of one decision while they are being built.
 
     `given`: share by row, in GPUs. `amounts`: GPUs by part, of each job without seats. `seats`: the exact GPUs of each

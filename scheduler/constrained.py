@@ -1,7 +1,7 @@
-"""Decisions where not every job may use every GPU: `sharing` divides them, and each job is placed among the GPUs that
+"""Decisions where not every job may use every GPU: `constrained_shares` divides them, and each job is placed among the GPUs that
 it may use.
 
-The GPUs are placed part by part (`sharing`), by the stage that places them all where there are no limits: it treats a
+The GPUs are placed part by part (`constrained_shares`), by the stage that places them all where there are no limits: it treats a
 part as a cluster of its own. Jobs that want a fixed number of GPUs on each server have theirs already.
 """
 
@@ -15,6 +15,8 @@ import numpy as np
 
 from . import transient
 from .arrays import Ints
+from .constrained_shares import ConstrainedShares, Needed
+from .deadline_guard import Deadlines, Foreseen, Kept, Needs, foresee, next_s
 from .decision import (
     Decision,
     Stage,
@@ -29,25 +31,23 @@ from .decision import (
     too_few,
     too_little_for,
 )
-from .keeping import Deadlines, Foreseen, Kept, Needs, foresee, next_s
 from .kinds import Demand, most_gpus, stock_of
-from .lacking import Usable, lacking
 from .packing import pack
 from .placement.fewest_servers import layout_of
 from .placement.registry import Placement
 from .policies import Policy
 from .priorities import by_priority
+from .quotas.constrained import share_by_quota
 from .quotas.dividing import Tenancy, not_raised
-from .quotas.limited import share_by_quota
 from .reservation import told
 from .sets import union
-from .sharing import Needed, Sharing
+from .shortage import Usable, lacking
 from .view import ClusterView, Gpus, Limit, Reason, ReasonCode, ServerInView
 
 TOLD_KINDS = 3  # other kinds of free GPUs that a reason lists
 
 
-def decide_limited(
+def decide_constrained(
     view: ClusterView,
     policy: Policy,
     rng: random.Random,
@@ -65,7 +65,7 @@ def decide_limited(
     needed = None if foreseen is None or needs is None else _needed(foreseen, needs, (1 << view.total_gpus) - 1)
     stay = needed.stay if needed is not None else frozenset()
     if tenancy is None:
-        sharing = Sharing(view, policy, rng, without, needed)
+        sharing = ConstrainedShares(view, policy, rng, without, needed)
         sharing.share_out()
         by_policy = sharing.given.copy()
     else:
@@ -160,7 +160,7 @@ def _needed(foreseen: Foreseen, needs: Needs, everything: Gpus) -> Needed:
     )
 
 
-def _pack(view: ClusterView, sharing: Sharing, tenancy: Tenancy | None, needs: Needs | None) -> None:
+def _pack(view: ClusterView, sharing: ConstrainedShares, tenancy: Tenancy | None, needs: Needs | None) -> None:
     """Pack the shares of the jobs in each part separately (AFS 4.4), except manual shares, the head of the queue, and
     jobs with seats."""
     taken = union(sharing.seats.values())

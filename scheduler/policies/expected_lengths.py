@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 
-A job's remaining length is `COPIES` equally likely values: the 1/6, 1/2 and 5/6 quantiles of the remaining work of a
-job that has come as far. They come from the ended jobs (`ended`), as hazards by bin: the probability that a job ends in
-a bin that it has reached.
+A job's remaining length is `COPIES` equally likely values: the 1/6, 1/2 and 5/6 quantiles of the remaining work of a job that has
+come as far. They come from the ended jobs (`length_statistics`), as hazards by bin: the probability that a job ends in a bin that
+it has reached.
 
 * A job without a report is compared with jobs that requested about as many GPUs. A few of these give little evidence.
   So their hazard is mixed with that of all jobs, and that with a heavy tail, where a job takes as long again as it has
@@ -27,7 +27,7 @@ import math
 import numpy as np
 
 from ..arrays import Floats, Ints
-from ..ended import AS_TOLD, KINDS, LENGTHS_S, PARTS, RIGHT, Ended, bins, kinds
+from ..length_statistics import AS_TOLD, KINDS, LENGTHS_S, PARTS, RIGHT, Ended, bins, kinds
 from ..view import JobTable
 
 COPIES = 3
