@@ -13,9 +13,9 @@ from ..protocol.errors import UserError
 from ..protocol.messages import Events, EventView, GetEnded, GetEvents, GetJob, GetJobs, JobFound, JobView, ShareChange
 from ..protocol.texts import gpu_count
 from .context import Context
+from .formatting import span
 from .labelled import Part
 from .promises import moment
-from .formatting import span
 
 NAMED = 6  # jobs in one line
 EVENTS = 3  # of the job, before that time
