@@ -1,18 +1,19 @@
-"""One global step after the other, over the virtual workers that this worker hosts (design: worker-runtime 1-4).
+"""Execution of global steps, over the virtual workers that this worker hosts (design: worker-runtime 1-4).
 
-Each worker runs its contiguous range of the job's N virtual workers in turn, keeps their gradients as nodes of one balanced tree,
-and all workers complete the tree together; everyone applies the same update. Beside the gradients travels a word (`inband`), in
-which the leader commits a new generation.
+Each worker runs the loop body for its contiguous range of the job's N virtual workers, one after the other, and keeps their
+gradients as nodes of one balanced tree. All workers complete the tree together and apply the same update. The control word
+(`inband`), in which the leader commits a new generation, is reduced beside the gradients.
 
-Every worker but a joiner runs the body at least once in a step, so that what a script does for each step is done everywhere. One
-whose virtual workers have no sample in a short step sees the batch of virtual worker 0, and its gradient is not used.
+Every worker except a joiner runs the body at least once in a step, because a script may do something once per step that has to
+happen on every worker. A worker whose virtual workers have no sample in a short step runs the body on the batch of virtual
+worker 0, and that gradient is not used.
 
-Where the optimizer evaluates the loss of the step several times (`gradients.evaluations`), all of the step's bodies run once for
-each evaluation, on the same batches. The word follows the last of them.
-Where bodies gather tensors of all virtual workers (`gathering`), they run in passes before, of which nothing counts.
+If the optimizer evaluates the loss of a step several times (`gradients.evaluations`), all of the step's bodies run once for
+each evaluation, on the same batches. The control word follows the last evaluation.
+If bodies gather tensors of all virtual workers (`gathering`), they also run in earlier passes, whose results do not count.
 
 A step whose collectives fail is not applied here (`give_up`). A joiner takes part in a step without hosting a virtual worker
-(`join`): the state arrives meanwhile, and it applies the same reduced gradient to it.
+(`join`): it receives the state meanwhile, and applies the same reduced gradient to it.
 """
 
 from __future__ import annotations
@@ -53,15 +54,15 @@ from .state.held import HeldState
 from .state.transfers import StateTransfers
 from .virtual import derive_seed, seed_everything
 
-# In place of a virtual worker; nothing comes of the body for the job.
-AGAIN = -1  # the body is run for a batch of virtual worker 0
+# Values in place of a virtual worker's number, for bodies whose gradient the job does not use.
+AGAIN = -1  # the body runs on a batch of virtual worker 0
 REHEARSED = -3  # and below: the body of virtual worker 0, 1, ... in a pass before the step's own (`gathering`)
-PROBE = -2  # the body is run for the virtual worker that is checked in this step, and hosted elsewhere
+PROBE = -2  # the body runs for the virtual worker that is cross-checked in this step, and that another worker hosts
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What does not change while a job runs."""
+    """Settings that do not change while a job runs."""
 
     virtual_workers: int
     seed: int
@@ -70,17 +71,18 @@ class Recipe:
     overlap: bool  # reduce while the backward pass goes on
     max_steps: int | None
     updates: Updates  # made from each batch
-    normalize: str | None = None  # the loss is a sum over so many items: what bodies share under this name
+    normalize: str | None = None  # name under which bodies share the number of items over which the loss is a sum
     comparing: Terms = field(default_factory=Terms)
-    gathers: bool = False  # loop bodies want tensors of all virtual workers
-    agnostic: bool = False  # equal bits on unlike hardware are wanted (`determinism: heterogeneous`)
+    gathers: bool = False  # loop bodies may call `run.gather`
+    agnostic: bool = False  # the bits must be equal on different hardware (`determinism: heterogeneous`)
     backwards: bool = False  # in a rehearsal: the bodies of a step run in the reverse order
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What compares this worker's steps with those of others, and refuses what no other worker would know of. saves: None where
-    micro-batches have other bits on other workers (`determinism: none`)."""
+    """Checks of this worker's steps: comparisons with other workers, and refusals of changes that no other worker would make.
+
+    saves: None where a micro-batch has different bits on different workers (`determinism: none`)."""
 
     comparison: Comparison
     cross_check: CrossCheck
@@ -89,7 +91,7 @@ class Watch:
 
 
 class Stepping:
-    """Runs this worker's part of each step. For the training thread."""
+    """This worker's part of each step. For the training thread."""
 
     def __init__(
         self,
@@ -135,25 +137,26 @@ class Stepping:
         # the step in progress
         self._step = -1
         self._hosted: list[int] = []  # micro-batches; without scaling, the numbers of their virtual workers
-        self._current: int | None = None  # virtual worker whose batch the script has
-        self._stepped: set[int] = set()  # optimizers that the script has stepped for it
-        self._batches: dict[int, Any] = {}  # by virtual worker, where bodies run again on them
+        self._current: int | None = None  # virtual worker whose batch the script has, until `optimizer.step()`
+        self._stepped: set[int] = set()  # positions of the optimizers that the script has stepped for this batch
+        self._batches: dict[int, Any] = {}  # by virtual worker: copies for bodies that run several times on one batch
         self._looks_on = True
-        self.shows = False  # the loop body runs for a step that other workers have applied
+        self.shows = False  # whether the loop body runs for a step that other workers have applied
         self._checked: int | None = None  # virtual worker whose micro-batch all workers compute in this step
-        self._sent: Any = None  # its batch, where its host has sent it
+        self._sent: Any = None  # the checked virtual worker's batch, if its host has sent it
         self.has_run_bodies = False  # for the step in progress
-        self.in_last_body = False  # of those that this worker runs for it, and that count
-        self._reading = False  # the script has a batch, and has not asked for the next
-        self.left = ""  # why the script's loop may not have been left where it was
+        self.in_last_body = False  # whether the script is in this worker's last body of the step in progress
+        self._reading = False  # whether the script has a batch, and has not yet asked for the next
+        self.left = ""  # error message if the script has left its loop in the middle of a step
         self._updating = False
         self.body_begins: Callable[[], None] = lambda: None  # called before the script gets a batch
         self._proposal = 0
         self.sharing = Sharing()
         self._pace = Pace(recipe.virtual_workers)
         self.in_band = InBand(self._cross_check.blame)
-        # First what refuses by name calls and values of a script on some workers only. Then the comparison: nothing else is read
-        # where states differ. Then the cross-check, before anything is taken over that a wrong gradient comes with.
+        # The order decides which error a user gets. First come participants that name a call or value which only some workers
+        # have. The comparison is next: if states differ, no later letter is read. Then the cross-check: no value may be taken
+        # over from a worker whose gradient is wrong.
         first: list[Participant] = [following, registered.state, self._comparison, self._cross_check]
         self._divided = held.parts.divided
         saves: list[Participant] = [each for each in (self._saves, self._divided) if each is not None]
@@ -177,13 +180,13 @@ class Stepping:
         )
 
     def prepare(self, total_steps: int | None, epochs: int) -> None:
-        """The loop is about to begin; it ends after so many steps, if anybody knows, and after so many epochs."""
+        """Prepare for the loop. It ends after `total_steps` steps (None: unknown) or after `epochs` epochs."""
         self._total_steps, self._epochs = total_steps, epochs
         self.look_again()
         self._lanes.prepare()
 
     def enter(self, communicator: Communicator, rank: int, world_size: int, leader: int = 0) -> None:
-        """The next steps are another generation's. leader: the rank of its leader."""
+        """Run the next steps in another generation. leader: the rank of its leader."""
         self._communicator, self._rank = communicator, rank
         self._leads = rank == leader
         self._pace.enter(rank, world_size, leader)
@@ -194,12 +197,12 @@ class Stepping:
 
     @property
     def in_batch(self) -> bool:
-        """Has the script a batch for which it has not called `optimizer.step()`?"""
+        """Whether the script has a batch for which it has not yet called `optimizer.step()`."""
         return self._current is not None
 
     @property
     def finished(self) -> bool:
-        """Has the job no step left?"""
+        """Whether the job has no step left."""
         if self._total_steps is not None and self._held.next_step >= self._total_steps:
             return True
         if self._held.end is not None and self._held.next_step >= self._held.end:
@@ -208,39 +211,41 @@ class Stepping:
 
     @property
     def optimizers(self) -> tuple[int, ...]:
-        """By their position: those that are stepped for each batch of the step in progress."""
+        """Positions of the optimizers that the script steps for each batch of the step in progress."""
         return self._recipe.updates.optimizers(self._step)
 
     @property
     def steps_shown(self) -> int:
-        """Applied steps for a body of `show`: those of the state that it sees, and its own behind `optimizer.step()`. While its
-        batch is read, those before the step that the batch is of."""
+        """Number of applied steps that a body of `show` sees.
+
+        In the body these are the steps of the state, and one more after the body's `optimizer.step()`. While the batch is being
+        read, they are the steps before the shown one."""
         if not self._reading:
             return self._step
         return self._held.next_step + (self._current is None)
 
     @property
     def step(self) -> int:
-        """The step of the script's batch; between two steps, the next one."""
+        """Number of the step to which the script's batch belongs; between two steps, of the next one."""
         return self._step if self._reading else self._held.next_step
 
     @property
     def virtual_worker(self) -> int | None:
-        """The one whose batch the script has, as `in_batch` says."""
+        """Virtual worker whose batch the script has, until it calls `optimizer.step()`; None: no batch."""
         return self._current
 
     def share(self, virtual_worker: int, values: dict[str, Any]) -> None:
-        """What its body tells all workers (`sharing`). Raises UserError."""
+        """Share values of a virtual worker's body with all workers (`sharing`). Raises UserError."""
         if virtual_worker < 0 or self._evaluates_again:
             return
         self.sharing.tell(virtual_worker, self.weight(virtual_worker), values)
 
     def weight(self, virtual_worker: int) -> float:
-        """What its mean counts in the step in progress."""
+        """Return the weight of a virtual worker's mean in the step in progress; 1 in a full step."""
         return self._sampler.weight(self._step, self._seeded_as(virtual_worker))
 
     def clip(self, virtual_worker: int, max_norm: float) -> None:
-        """How its body wants the global gradient clipped. Raises UserError."""
+        """Note the norm to which a virtual worker's body wants the global gradient clipped. Raises UserError."""
         if virtual_worker < 0:
             return
         if self.evaluations.refuses:
@@ -250,7 +255,7 @@ class Stepping:
         self._update.clipping.ask(virtual_worker, max_norm)
 
     def gather(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
-        """A tensor of the present body and of those of all virtual workers (`gathering`). Raises UserError."""
+        """Return this tensor of all virtual workers: from shape [B, ...] to [N * B, ...] (`gathering`). Raises UserError."""
         if not self._recipe.gathers:
             raise UserError(
                 "run.gather() was called without prepare(…, gathers=True), with which loop bodies run up to three times in a step"
@@ -259,22 +264,22 @@ class Stepping:
 
     @property
     def number(self) -> int:
-        """Of the virtual worker for which the present body computes."""
+        """Number of the virtual worker for which the present body computes, 0 to N - 1."""
         assert self._current is not None
         return self._seeded_as(self._current)
 
     @property
     def update(self) -> str:
-        """The name of the update that the step in progress makes."""
+        """Name of the update that the step in progress makes."""
         return self._recipe.updates.names[self._recipe.updates.number(self._step)]
 
     @property
     def _evaluates_again(self) -> bool:
-        """Have the step's bodies run before, at another point?"""
+        """Whether the step's bodies have already run, for an earlier evaluation of the loss."""
         return self.evaluations.number > 0
 
     def evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Have the script compute its loss, where the optimizer wants it. Returns what `step` of it returns."""
+        """Compute the script's loss at the point that the optimizer needs. Returns the result of its `step(closure)`."""
         virtual_worker, evaluations = self._current, self.evaluations
         assert isinstance(evaluations, SeveralEvaluations)
         if virtual_worker is None:  # `optimizer_stepped` says that
@@ -286,7 +291,7 @@ class Stepping:
 
     @property
     def where(self) -> Where:
-        """Where the script is in a step; BETWEEN: in none."""
+        """Position of the script in a step; BETWEEN: in no step."""
         if self._updating:
             return Where.UPDATING
         if self.shows:
@@ -298,11 +303,11 @@ class Stepping:
         return Where.LAST if self._held.next_step > self._step else Where.BEHIND_STEP
 
     def has_stepped(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Has the script stepped this optimizer for the present batch?"""
+        """Return whether the script has stepped this optimizer for the present batch."""
         return any(self._held.parts.optimizers[position] is optimizer for position in self._stepped)
 
     def look_again(self) -> None:
-        """An epoch begins, before which the script may have changed its modules."""
+        """Find buffers, extra state and registered tensors anew at an epoch's beginning: the script may have changed them."""
         self._buffers.find()
         self._held.parts.extra_state.find()
         self._held.parts.registered.watch()
@@ -311,9 +316,9 @@ class Stepping:
     # -- a whole step
 
     def run(self, step: RunStep, looks_on: bool) -> Iterator[Any]:
-        """The batches of this worker's part. Raises CommunicatorBroken, with nothing applied.
+        """Yield the batches of this worker's part of a step. Raises CommunicatorBroken, with nothing applied.
 
-        looks_on: where its virtual workers have no sample, the body is run for a batch of another, as AGAIN says.
+        looks_on: if this worker's virtual workers have no sample, its body runs on a batch of virtual worker 0 (`AGAIN`).
         """
         self._looks_on = looks_on
         parameters = self._lanes.owned(step.step, self._held.parts.trained())
@@ -337,8 +342,9 @@ class Stepping:
             self.complete_own_part()
 
     def show(self, step: int) -> Iterator[Any]:
-        """One loop body for `step`, which other workers have applied, so that the script has the names that its loop assigns.
-        Nothing of that body counts."""
+        """Yield one batch for `step`, which other workers have applied, so that the loop assigns the script's names here too.
+
+        The body's results do not count."""
         held = self._held
         self._step, self._hosted, self.shows = step, [], True
         self._scale.step_shown(step)
@@ -353,7 +359,7 @@ class Stepping:
         self.evaluations.begin()
         self.gathering.begin(step)
         self._lanes.show(step, self._lanes.owned(step, held.parts.trained()))
-        registered = held.parts.registered.whole()  # which a body may change behind `optimizer.step()`
+        registered = held.parts.registered.whole()  # a body may change registered values after `optimizer.step()`
         try:
             yield from self._run_bodies([REHEARSED])
         finally:
@@ -362,8 +368,9 @@ class Stepping:
             self.shows = False
 
     def _send_checked(self, virtual_worker: int) -> None:
-        """Have the checked virtual worker's batch sent to all workers by its host, where no other worker can read it. Raises
-        CommunicatorBroken, and UserError if the batch cannot travel."""
+        """Exchange the cross-checked virtual worker's batch, since only its host can read it: the host sends, all others receive.
+
+        Raises CommunicatorBroken; UserError if the batch does not consist of plain values and tensors."""
         hosts = virtual_worker in self._hosted
         if hosts:
             self._sent = self._loader.batch(self._step, virtual_worker)
@@ -374,7 +381,7 @@ class Stepping:
             self._sent = move_to(unpack(packed, lambda content, _: restored(content)), self._recipe.device)
 
     def _rehearse(self) -> Iterator[Any]:
-        """A pass before the step's own. Raises CommunicatorBroken."""
+        """Run a pass of `gathering` before the step's own, whose gradients do not count. Raises CommunicatorBroken."""
         yield from self._run_bodies([REHEARSED - virtual_worker for virtual_worker in self._in_order()])
         computed = self._once_computed()
         self._communicator.part_issued(computed)
@@ -413,7 +420,9 @@ class Stepping:
                 self._end_body()
 
     def _left_after(self, done: int, bodies: int) -> None:
-        """The script has left its loop after so many bodies of the step in progress, perhaps not all of them."""
+        """Note in `left` that the script has left its loop in the middle of a step: after `done` of `bodies` bodies.
+
+        Nothing is noted if the step has not begun here, or if all of its bodies have run."""
         begun, how = 0 < done < bodies, f"after {done} of the {bodies} loop bodies that this worker runs for it"
         if self.evaluations.goes_on or (self._evaluates_again and done < bodies):
             begun, how = True, "between two evaluations of its loss, for each of which the loop body runs"
@@ -436,9 +445,9 @@ class Stepping:
         units: range | None,
         take_state: Callable[[], None],
     ) -> None:
-        """Take part without hosting anything. take_state: called before the update. Raises CommunicatorBroken.
+        """Take part in a step without hosting a virtual worker. Raises CommunicatorBroken.
 
-        parameters, units: those that the others train.
+        parameters, units: those that the other workers train. take_state: receives the state; called before the update.
         """
         self._begin(step.step, step.ranges, step.proposal, parameters, units)
         part = Part(self._step, (), joins=True)
@@ -450,7 +459,7 @@ class Stepping:
         self._complete(part, take_state)
 
     def give_up(self, restore_buffers: bool) -> None:
-        """Nothing of the step in progress is left."""
+        """Discard everything that the step in progress has computed and, with `restore_buffers`, changed."""
         self._current = None
         if restore_buffers:
             self._buffers.restore()
@@ -464,8 +473,9 @@ class Stepping:
 
     @contextmanager
     def as_applied(self) -> Iterator[None]:
-        """Meanwhile buffers that virtual workers have changed in a step in progress, and parameters at which a loss is evaluated,
-        are those that it began with."""
+        """Give the state, within the context, the values with which the step in progress began.
+
+        Loop bodies may have changed buffers and registered values since, and an evaluation of the loss the parameters."""
         with ExitStack() as stack:
             if self._step == self._held.next_step:
                 stack.enter_context(self._buffers.as_begun())
@@ -530,7 +540,7 @@ class Stepping:
         self._proposal = proposal
 
     def _all_have_bodies(self) -> bool:
-        """Does the loop body run on every worker in this step?"""
+        """Return whether the loop body runs on every worker in this step."""
         if self._looks_on:
             return all(self._ranges)
         return all(any(self._sampler.has_samples(self._step, v) for v in each) for each in self._ranges)
@@ -558,8 +568,10 @@ class Stepping:
                 self._lanes.present.accumulation.probe()
             seed_everything(seed)
             return batch
-        weight = self.weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum has its weight in it
-        # In a short step others may follow, which have no sample.
+        weight = (
+            self.weight(virtual_worker) if recipe.normalize is None else 1.0
+        )  # a sum already weights each sample alike
+        # The last by its number: in a short step virtual workers without a sample may follow the last body.
         last = virtual_worker == self._ranges[self._rank][-1] and not recipe.backwards
         self._lanes.forget_others()
         if self._scale.grows:
@@ -570,7 +582,7 @@ class Stepping:
         return batch
 
     def _skip_gap(self, micro_batch: int) -> None:
-        """Skip those between the last body's micro-batch and this one, which have no sample in an epoch's last step."""
+        """Skip the micro-batches between the last body's and this one: they have no sample, in an epoch's last step."""
         position = self._hosted.index(micro_batch)
         if not self._recipe.backwards:
             self._skip_after(self._hosted[:position], micro_batch)
@@ -579,12 +591,12 @@ class Stepping:
                 self._lanes.present.accumulation.skip(each)
 
     def _skip_after(self, done: Sequence[int], end: int) -> None:
-        """The micro-batches between those that are done and `end` have no sample: the step is the last of an epoch."""
+        """Skip the micro-batches from the last of `done` to `end`: they have no sample, in an epoch's last step."""
         for micro_batch in range(done[-1] + 1 if done else self._ranges[self._rank].start, end):
             self._lanes.present.accumulation.skip(micro_batch)
 
     def _seeded_as(self, virtual_worker: int) -> int:
-        """The virtual worker whose random numbers a body draws, and for which it is run."""
+        """Return the virtual worker for which a body runs, and with whose seed it draws random numbers."""
         if virtual_worker == PROBE:
             assert self._checked is not None
             return self._checked
@@ -595,7 +607,7 @@ class Stepping:
             return self._loader.example(self._step)
         if virtual_worker <= REHEARSED:
             return self._batch(self._seeded_as(virtual_worker))
-        if virtual_worker in self._batches:  # as it was before a body could change it
+        if virtual_worker in self._batches:  # a copy from before the first body, which may have changed its batch
             return copy.deepcopy(self._batches[virtual_worker])
         step, sent = self._step, self._sent
         if sent is not None and virtual_worker in (PROBE, self._checked):
@@ -612,9 +624,11 @@ class Stepping:
         return batch
 
     def optimizer_stepped(self, optimizer: int) -> bool:
-        """The script has called `step()` of this optimizer: with the last one the virtual worker's gradient is complete.
+        """Handle the script's call of this optimizer's `step()`: the last optimizer's completes the virtual worker's gradient.
 
-        Returns whether this worker's part is: `complete_own_part` is due.
+        Returns whether this worker's whole part is complete: the caller then calls `complete_own_part`.
+
+        Raises UserError for a call outside a batch, a second one in it, or one in another update of the batch.
         """
         virtual_worker = self._current
         if virtual_worker is None or optimizer in self._stepped:
@@ -657,18 +671,18 @@ class Stepping:
         return virtual_worker == self._in_order()[-1]
 
     def _in_order(self) -> list[int]:
-        """The virtual workers whose bodies run here, one after the other."""
+        """Return the hosted virtual workers that have samples, in the order of their bodies."""
         return self._hosted[::-1] if self._recipe.backwards else self._hosted
 
     def _end_body(self) -> None:
-        """The script asks for its next batch. Raises UserError where one body has done what another has not."""
+        """End a body when the script asks for its next batch. Raises UserError if bodies of one step did different things."""
         self._mutation_guard.check()
         self._hyperparameters.end_body(self._following.steps_scheduler)
         self._held.parts.registered.state.end_body()
         self._following.end_body(self._step)
 
     def _forget_body(self) -> None:
-        """A body is over that has run in a pass before the step's own: nothing is left of it."""
+        """Undo the changes of a body that has run in a pass before the step's own."""
         self._mutation_guard.check()
         self._buffers.restore()
         self._hyperparameters.restore()
@@ -677,7 +691,7 @@ class Stepping:
         self._following.begin()
 
     def _once_computed(self) -> Callable[[], None]:
-        """A function that tells, when it is called first, that this worker's part is computed."""
+        """Return a function that reports, on its first call only, that this worker's part is computed."""
         told = False
 
         def computed() -> None:
@@ -690,7 +704,9 @@ class Stepping:
         return computed
 
     def complete_own_part(self) -> None:
-        """This worker's part of the step is issued. Raises CommunicatorBroken, with nothing applied."""
+        """Complete the step after this worker's last body: reduce, and apply the update.
+
+        Raises CommunicatorBroken, with nothing applied."""
         computed = self._once_computed()
         self._communicator.part_issued(computed)
         part = Part(self._step, tuple(self._hosted))
@@ -698,8 +714,9 @@ class Stepping:
             self._complete(part, computed)
 
     def _complete(self, part: Part, before_update: Callable[[], None]) -> None:
-        """Reduce, where that is still to be done, read what was told in band, apply the update. Raises CommunicatorBroken, with
-        nothing applied."""
+        """Reduce the gradient, unless an evaluation has done so; read the word and the letters; apply the update.
+
+        Raises CommunicatorBroken, with nothing applied."""
 
         def issue() -> None:
             self.in_band.issue(self._communicator, part, self._proposal)
@@ -724,7 +741,7 @@ class Stepping:
         self._apply(part)
 
     def _prepare_divided(self, divided: DividedState, gradient: Gradient) -> None:
-        """Bring the step to the point from which it needs no other worker.
+        """Prepare the update of a divided optimizer state, so that applying it needs no other worker.
 
         Raises CommunicatorBroken, with nothing applied; StateLost.
         """
@@ -741,7 +758,7 @@ class Stepping:
             raise
 
     def _reduce(self, beside: Callable[[], None]) -> Gradient:
-        """The gradient of the step's bodies, and virtual worker 0's buffers. Raises CommunicatorBroken."""
+        """Return the reduced gradient of the step's bodies, and share virtual worker 0's buffers. Raises CommunicatorBroken."""
         self._skip_after(self._hosted, self._ranges[self._rank].stop)
         reducer = self._lanes.present.reducer
         assert reducer is not None
@@ -753,9 +770,9 @@ class Stepping:
     # -- steps with several evaluations
 
     def _evaluate(self, part: Part, computed: Callable[[], None]) -> bool:
-        """Bring an evaluation of the loss to its end. Whether there is another one. Raises CommunicatorBroken.
+        """End an evaluation of the loss. Returns whether another one follows. Raises CommunicatorBroken.
 
-        computed: is told when this worker's part is."""
+        computed: called when this worker's part is computed."""
         evaluations, communicator, lane = self.evaluations, self._communicator, self._lanes.present
         if not isinstance(evaluations, SeveralEvaluations):
             return False
@@ -770,8 +787,8 @@ class Stepping:
             self._refuse_disagreement(part)
         if not evaluations.goes_on:
             return False
-        if not part.joins:  # whose state may still come, or be needed as it is
-            self._transfers.sent()  # which waits for others: before `Evaluated`
+        if not part.joins:  # a joiner's state may still be on its way, and must not change before the update
+            self._transfers.sent()  # before `Evaluated`, since it waits for other workers
             self._held.settle()
             self._buffers.begin_again()
         self._pace.others_came()
@@ -781,10 +798,10 @@ class Stepping:
         return True
 
     def _refuse_disagreement(self, part: Part) -> None:
-        """Workers have come to different ends of the same evaluations. Raises UserError; CommunicatorBroken."""
+        """Refuse a step whose evaluations have ended differently on different workers. Raises UserError; CommunicatorBroken."""
         self.in_band.issue(self._communicator, part, self._proposal)
         self.in_band.complete(self._communicator, part)
-        self.in_band.read(part)  # their letters may contain the cause, which is raised
+        self.in_band.read(part)  # the letters may contain the cause: then this raises the more precise error
         raise UserError(DISAGREE.format(step=part.step))
 
     def _apply(self, part: Part) -> None:
@@ -837,7 +854,7 @@ class Stepping:
         self._tell(StepApplied(self._step, self._sampler.next_epoch, goes_on, whole))
 
     def _next_epoch(self, step: int) -> int:
-        """That of `step`, the one to come."""
+        """Return the epoch of `step`, which has to be the next step of the sampler."""
         known, steps = self._sampler.next_epoch, self._sampler.steps_per_epoch
         if known is not None:
             return known

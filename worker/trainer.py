@@ -1,15 +1,15 @@
-"""The training thread's side of elasticity: the script's loop, and what happens between its steps.
+"""The training thread's side of elasticity: the script's loop, and the work between its steps.
 
-What is to be done is decided by the worker's machine (`training`): `Trainer._obey` tells it the facts, and carries its
-instructions out. Steps are run by `stepping`; the state is held by `state.held`, and moved by `state.transfers`.
+The worker's state machine (`training`) decides what the thread does: `Trainer._obey` reports facts to it, and carries out its
+instructions. `stepping` runs the steps, `state.held` holds the state, and `state.transfers` moves it.
 
-*Between* steps the generation may change. Holders of the state go straight on and send it to the joiners while they compute; a
+*Between* steps the generation may change. Holders of the state train on, and send it to the joiners while they compute. A
 joiner takes part in that first step without hosting a virtual worker, receives the state, applies the same reduced gradient,
-and is then equal bit for bit. The user's own registered values follow at the next boundary, after the user's code for the step
-has run everywhere.
+and then equals the holders bit for bit. The user's own registered values follow at the next boundary, after the user's code for
+the step has run on every worker.
 
-A step whose collectives fail is not applied here; the same step, or the next one if another survivor has applied it, is
-run again in the next generation.
+A step whose collectives fail is not applied here. The next generation runs it again, or runs the step after it if another
+survivor has applied the failed one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ from .virtual import derive_seed, seed_everything
 
 @dataclass(frozen=True)
 class Shared:
-    """What a worker of a cluster shares with others: its checkpoints, and the comparisons of its data, code and artefacts."""
+    """Checkpoints of a worker in a cluster, and comparisons of its data, code and compiled artefacts with other workers'."""
 
     writer: CheckpointWriter | None = None
     likeness: Likeness | None = None
@@ -100,7 +100,7 @@ class Shared:
 
 
 class Trainer:
-    """Runs the steps of one job on this worker. Driven by `run.Run`; single-threaded."""
+    """The training of one job on this worker. Driven by `run.Run`; single-threaded."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class Trainer:
         functions: Sequence[Function] = (),
         known: Sequence[Any] = (),
     ) -> None:
-        """functions: what `run.every` was given; it may still grow until the loop begins. known: objects that the script has from
-        the runtime."""
+        """functions: those given to `run.every`; the sequence may grow until the loop begins. known: objects that the script has
+        from the runtime, which carries them itself."""
         self.recipe = recipe
         self._control = control
         self._sampler = feed.sampling
@@ -130,7 +130,7 @@ class Trainer:
         self.held.likeness = shared.likeness
         self._transfers = StateTransfers(control, self.held, self.script, recipe.device, shared.compiled)
         self._compiled = shared.compiled
-        self._compares = shared.writer is not None  # with other workers, and with checkpoints: not outside a cluster
+        self._compares = shared.writer is not None  # the script's values, with other workers' and checkpoints'
         self._looking = Looking(
             state,
             beside={"dataset": feed.given},
@@ -151,7 +151,7 @@ class Trainer:
         self.held.looks = lambda: self._looking.plain(sys._getframe())
         self.comparison = Comparison(self.held, recipe.comparing, self._cross_check)
         self.saves = self._saves_of(recipe)
-        self._last_saves: LastSaves | None = None  # from the end of the loop on, where there are others
+        self._last_saves: LastSaves | None = None  # from the end of the loop on, unless this worker is alone
         self._mutation_guard = MutationGuard(state, recipe.virtual_workers, lambda: self._by_host)
         self.stepping = Stepping(
             recipe,
@@ -178,22 +178,23 @@ class Trainer:
         )
         self._first: Instruction | None = None  # to be carried out before all others
         self._entered: EnterGeneration | None = None  # the generation in use
-        self._failure: str | None = None  # why its communicator is of no use any more
+        self._failure: str | None = None  # reason why its communicator cannot be used any more
         self._left_by_break = False
-        self._by_host = False  # what steps the optimizers is the end of a body
-        self._has_passed = False  # has a host come to the end of an epoch?
-        self._became_leader: list[Callable[[], None]] = []  # to be called; empty when they have been
+        self._by_host = False  # whether a host (`integrations`) runs the loop, and ends its bodies by `body_is_done`
+        self._has_passed = False  # whether a host has begun a pass that counts as an epoch
+        self._became_leader: list[Callable[[], None]] = []  # callbacks that have yet to be called
 
     def _body_begins(self) -> None:
         if not self._by_host:
             self._leaders_code.body_begins()
         self._scan.body_begins()
 
-    # -- what a script may ask
+    # -- properties for the script
 
     def asked_for_place(self, is_first: bool) -> None:
-        """The script has read what is another on another worker: which of them leads, its rank. is_first: this worker leads, or
-        is the first."""
+        """Note that the script has read a value that differs between workers: its rank, or whether it leads.
+
+        is_first: this worker has rank 0, or leads."""
         if self.stepping.in_batch and not self._by_host:
             self._cross_check.asked_for_place()
             self._leaders_code.reads(is_first)
@@ -203,23 +204,23 @@ class Trainer:
 
     @property
     def has_place(self) -> bool:
-        """Is this worker in a generation, so that it has a rank there?"""
+        """Whether this worker is in a generation, and so has a rank."""
         return self._entered is not None
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker speaks for the job now."""
+        """Whether this worker leads the generation in use."""
         entered = self._entered
         return entered is not None and entered.roster.workers[entered.rank] == entered.roster.leader
 
     @property
     def generation(self) -> int:
-        """The one that this worker is in; 0: none yet."""
+        """Number of the generation in use; 0: none yet."""
         return self._entered.roster.generation if self._entered is not None else 0
 
     @property
     def result(self) -> Result:
-        """Of the steps that were applied, as all workers see it where the script is."""
+        """Results of the applied steps, equal on all workers at the script's present position."""
         where, results = self._where(), self.held.results
         if where in IN_BODY:
             return results.before
@@ -239,8 +240,10 @@ class Trainer:
 
     @property
     def steps_done(self) -> int:
-        """Applied global steps since the job's beginning; behind `optimizer.step()` of any body its step counts, too. At an
-        epoch's end those that were applied there, also where the state is past it."""
+        """Number of global steps applied since the job's beginning, as the script at its present position has to see it.
+
+        After `optimizer.step()` of any body, the step in progress counts, too. At an epoch's end, it is the number of steps
+        applied by then, even if the state is already past that epoch."""
         if self._where() is Where.AGAIN and self.between.has_read(self.script.epoch):
             return self.result.steps
         if self.stepping.shows:
@@ -250,23 +253,23 @@ class Trainer:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Global steps of one epoch, if anybody knows; units (`scaling`), if the batch may grow."""
+        """Number of global steps in an epoch; of units (`scaling`), if the batch may grow. None: unknown."""
         growing = self._growing
         return growing.units_per_epoch if growing is not None else self._sampler.steps_per_epoch
 
     @property
     def grows(self) -> bool:
-        """May the batch grow?"""
+        """Whether the batch may grow."""
         return self._growing is not None
 
     @property
     def batch_factor(self) -> int:
-        """In a loop body that of its step; elsewhere that of the next one."""
+        """Factor of the batch in the body's step; between two steps, in the next one."""
         growing = self._growing
         return 1 if growing is None else growing.factor_at(self.stepping.step)
 
     def set_batch(self, factor: Any, rate: Any) -> None:
-        """The script changes the batch from the next step on. Raises UserError."""
+        """Change the batch from the next step on, as the script asks. Raises UserError."""
         growing = self._growing
         if growing is None:
             raise UserError(
@@ -274,22 +277,24 @@ class Trainer:
             )
         growing.check(factor, rate)
         factor, rate = self.between.agree([factor, rate], None, "run.set_batch()")
-        if self.between.in_function or not self.held.runs_again:  # else the state, which is of later code, has it
+        if (
+            self.between.in_function or not self.held.runs_again
+        ):  # code that runs again: the state already has the change
             growing.ask(self.held.next_step, factor, rate)
 
     def end_after(self, steps: int) -> None:
-        """The job, whose loop has still to begin, ends after so many steps, if not before."""
+        """Limit the job to this number of steps, before its loop begins."""
         known = self.recipe.max_steps
         self.recipe = replace(self.recipe, max_steps=steps if known is None else min(steps, known))
 
     @property
     def over(self) -> bool:
-        """Has the script come to the end of its training?"""
+        """Whether the script has come to the end of its training."""
         return self.script.at is ScriptAt.OVER
 
     @property
     def broken_off(self) -> bool:
-        """Has the script left its training by an exception, or has it a batch for which it has not called `optimizer.step()`?"""
+        """Whether an exception has ended the training, or the script has a batch without a call of `optimizer.step()`."""
         return self.script.at is ScriptAt.LEFT or (self.stepping.in_batch and not self._left_by_break)
 
     def _saves_of(self, recipe: Recipe) -> Saves | None:
@@ -298,8 +303,10 @@ class Trainer:
         return Saves(self._cross_check, self._looking, self._where, lambda: self.stepping.in_last_body)
 
     def to_save(self, name: str, value: Any, target: Path) -> Path | None:
-        """The script saves this under the name that it has given: it is compared with what others save. Returns where the leader
-        writes it now; None: nowhere. Behind the loop it waits for the others, and ends the process where they differ."""
+        """Compare a value that the script saves with the values that other workers save (`saves`). `name`: as the script gave it.
+
+        Returns the path to which the leader writes now; None: nothing is written yet. After the loop, the leader waits here for
+        the others' values, and ends its process if they differ."""
         saves, last = self.saves, self._last_saves
         if saves is None or (last is None and self.over):
             return target
@@ -323,8 +330,9 @@ class Trainer:
     # -- the loop
 
     def find(self, frame: FrameType | None, is_local: Callable[[str], bool] = lambda name: False) -> None:
-        """The loop is about to begin: find what the script has made beside what it has prepared. frame: the script's. is_local:
-        as `MutationGuard.find`."""
+        """Find the objects that the script has made without `prepare`, when the loop is about to begin.
+
+        frame: the script's. is_local: as in `MutationGuard.find`. Raises UserError if a value of the state cannot be carried."""
         following = self._following
         following.find(frame)
         self.held.parts.follow(following.schedulers, following.averages, following.beside)
@@ -339,12 +347,12 @@ class Trainer:
         self.held.parts.header({})  # raises UserError now, if a value cannot travel
 
     def arrive(self, epochs: int, max_steps: int | None = None) -> int:
-        """Everything is prepared: wait for a generation and for the state. Returns the epoch to begin with."""
+        """Wait for a generation and for the state, when the script is prepared. Returns the epoch to begin with."""
         totals = (self._sampler.total_steps(epochs), self.recipe.max_steps, max_steps)
         known = [total for total in totals if total is not None]
         total_steps = min(known, default=None)
         self.stepping.prepare(total_steps, epochs)
-        # The script may set something of its own in every step, which follows the rest of a state.
+        # Registered values always follow the rest of a state (`True`): the script may set some in every step.
         samples = self._sampler.samples_per_step
         arrived = Arrived(
             total_steps,
@@ -363,13 +371,13 @@ class Trainer:
         return instruction.epoch
 
     def epoch_begins(self, epoch: int) -> None:
-        """The script's loop has come to `epoch`: values that others have set there hold now."""
+        """Begin `epoch` of the script's loop. Values that a received state has for this epoch take effect."""
         self.held.epoch_begins(epoch)
         self.held.parts.registered.of_epoch.begin(epoch)
         seed_everything(derive_seed(self.recipe.seed, "epoch begins", epoch))
 
     def of_epoch(self, function: Callable[[], Any]) -> Any:
-        """What the function gives at the epoch's beginning (`state.epoch_values`). Raises UserError elsewhere."""
+        """Return the function's result at the epoch's beginning (`state.epoch_values`). Raises UserError elsewhere."""
         epoch = self.script.epoch
         if self.script.at is not ScriptAt.BETWEEN or self.between.in_function or self.between.has_read(epoch):
             raise UserError(
@@ -383,7 +391,7 @@ class Trainer:
         return self.held.parts.registered.of_epoch.value(epoch, function, seed)
 
     def call_as_leader(self, callback: Callable[[], None]) -> None:
-        """As soon as this worker leads, once. On the training thread, between two steps."""
+        """Call `callback` once, as soon as this worker leads: on the training thread, between two steps."""
         self._became_leader.append(callback)
         if self.is_leader and self.script.at is not ScriptAt.BEFORE:
             self._tell_leader()
@@ -393,7 +401,9 @@ class Trainer:
             self._became_leader.pop(0)()
 
     def batches(self) -> Iterator[Any]:
-        """The micro-batches of this worker for the rest of the present epoch. Raises UserError where there can be none."""
+        """Yield this worker's micro-batches for the rest of the present epoch.
+
+        Raises UserError if the script is not in its loop over epochs, or has left this loop in the middle of a step."""
         self._by_host = False
         self._begin_reading()
         has_run_bodies = False
@@ -407,7 +417,7 @@ class Trainer:
         self._epoch_is_read()
 
     def _begin_reading(self) -> None:
-        """A pass begins. Raises UserError where there can be none."""
+        """Begin a pass over batches. Raises UserError if the script is not in its loop over epochs, or is in another pass."""
         if self.script.at not in (ScriptAt.BETWEEN, ScriptAt.READING):
             raise UserError("batches are there in the loop over run.epochs(), and nowhere else")
         if self.script.at is ScriptAt.READING:
@@ -428,7 +438,7 @@ class Trainer:
             self._first = self.between.call_functions()
 
     def next_step(self) -> RunStep | None:
-        """The script wants its next step. None: there is none left in its epoch."""
+        """Return the script's next step; None: its epoch has no step left."""
         instruction = self._next_instruction()
         if isinstance(instruction, RunStep):
             return instruction
@@ -436,7 +446,7 @@ class Trainer:
         return None
 
     def _next_instruction(self) -> Instruction:
-        self.held.interlude = None  # that code is over
+        self.held.interlude = None  # the script's code between two steps has ended
         return self._obey(StepWanted(self.script.epoch))
 
     def _epoch_is_read(self) -> None:
@@ -445,7 +455,7 @@ class Trainer:
         self.between.epoch_read(self.script.epoch)
 
     def run_step(self, instruction: RunStep) -> Iterator[Any]:
-        """The batches of this worker's part of a step, which is not applied if a collective fails meanwhile."""
+        """Yield the batches of this worker's part of a step. If a collective fails, the step is not applied."""
         try:
             yield from self.stepping.run(instruction, looks_on=not self._by_host)
         except CommunicatorBroken as error:
@@ -455,7 +465,9 @@ class Trainer:
         if self._cross_check.dismissed:
             self._failure = self._cross_check.dismissed
         if self.held.next_step > instruction.step:
-            if self.between.functions_due:  # which joiners call, too, and which see what bodies have changed
+            if (
+                self.between.functions_due
+            ):  # joiners call them, too, and need the registered values that bodies have changed
                 self._hand_over()
             self._first = self.between.step_applied()
 
@@ -466,8 +478,9 @@ class Trainer:
             self._failure = str(error)
 
     def steps_begin(self, counts_epochs: bool) -> None:
-        """A host's pass over the steps of an epoch begins. counts_epochs: that after another one is of the next epoch.
-        Raises UserError where there can be none."""
+        """Begin a host's pass over the steps of an epoch. counts_epochs: each further pass is the next epoch.
+
+        Raises UserError as `batches`, and if the job needs a loop over batches in the script."""
         for why, needs in (
             (self.stepping.evaluations.refuses, "optimizer.step(closure) in a loop"),
             (self.stepping.gathering.refuses, "a loop"),
@@ -485,21 +498,21 @@ class Trainer:
         self._begin_reading()
 
     def seed_host(self, what: str, number: int) -> None:
-        """Seed what a host does next."""
+        """Seed the generators for an activity of a host. `what`, `number`: which activity; they make its seed unique."""
         seed_everything(derive_seed(self.recipe.seed, "host", what, number))
 
     def body_is_done(self) -> None:
-        """A host's step is over for one virtual worker: its gradient is complete."""
+        """End the body of one virtual worker in a host's step: its gradient is complete."""
         for optimizer in self.stepping.optimizers:
             self._step(optimizer)
 
     def optimizer_stepped(self, optimizer: int) -> None:
-        """The script has called `step()` of this optimizer. Raises UserError where it may not."""
+        """Handle the script's call of this optimizer's `step()`; ignored for a host. Raises UserError for a call out of turn."""
         if not self._by_host:
             self._step(optimizer)
 
     def computes_for(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Is the script in a loop body in which it has not stepped this optimizer yet?"""
+        """Return whether the script is in a loop body in which it has not stepped this optimizer yet."""
         in_body = self.stepping.virtual_worker is not None and not self._by_host
         return in_body and not self._has_stepped(optimizer)
 
@@ -515,15 +528,15 @@ class Trainer:
                 self._end_diverged(exits.SPOILED, f"{error}: this worker ends, to be replaced")
 
     def _step_fails(self, error: CommunicatorBroken) -> None:
-        """A step is not applied here. It is repeated, or another worker's state is taken over."""
+        """Note that a step is not applied here. It will be repeated, or another worker's state taken over."""
         self._failure = str(error)
         if self.stepping.has_run_bodies and not self._by_host:
             self._remarks.step_given_up()
 
     def finish(self, epochs: int) -> None:
-        """The loop over `epochs` epochs is over, or there is none. Nothing happens if it was over before.
+        """End the training after the loop over `epochs` epochs, or in a script without that loop. Further calls do nothing.
 
-        Raises UserError if it was left in the middle of a step.
+        Raises UserError if the loop over batches was left in the middle of a step.
         """
         if self.stepping.left:
             raise UserError(self.stepping.left)
@@ -540,7 +553,9 @@ class Trainer:
                 self._save_last(self.saves, together, counts)
 
     def _save_last(self, saves: Saves, together: bool, counts: bool) -> None:
-        """The loop is over. together: that of all workers is. counts: this worker has run the same code as the others."""
+        """Begin the comparison of files saved after the loop (`last_saves`).
+
+        together: the loops of all workers are over. counts: this worker has run the same code as the others."""
         notes, entered = saves.left(), self._entered
         if entered is not None and self.world_size > 1:
             roster = entered.roster
@@ -557,17 +572,19 @@ class Trainer:
             note.publish()
 
     def left_early(self, by_error: bool) -> None:
-        """The loop over epochs has been left by an exception, or else by `break` or `return`."""
+        """Note that the script has left the loop over epochs: by an exception, or else by `break` or `return`."""
         self._left_by_break = not by_error
-        # Each worker has left another loop body: what the script draws behind the loop is the same again.
+        # Each worker has left another loop body. Reseed, so that the script draws the same numbers everywhere after the loop.
         seed_everything(derive_seed(self.recipe.seed, "left", self.held.next_step))
         if by_error and self.script.at is not ScriptAt.OVER:
             self.script.go(ScriptAt.LEFT)
             self._loader.close()
 
     def raised(self, error: BaseException) -> None:
-        """The script ends by this error. A newcomer's ends this process as one that differs, where the error says that the script
-        uses a value which it has not made: workers that have the state have run the same code."""
+        """End this process as one that differs, if a newcomer's script ends by an error that says that a value is missing.
+
+        The workers that gave it the state have run the same code, so the script depends on a value that it has not made here.
+        Otherwise return: the error is the script's own."""
         check = self._cross_check
         if self._compares and isinstance(error, advice.UNBOUND) and check.rank in check.unproved | check.newcomers:
             me = check.names[check.rank]
@@ -577,27 +594,28 @@ class Trainer:
             self._end_diverged(exits.UNLIKE, text)
 
     def explain(self, error: BaseException) -> None:
-        """The script is about to end by this error. Where the job went on from a checkpoint, the message of an unbound name gets
-        the reason: the loop had assigned the name in a step before the checkpoint."""
+        """Add the reason to the message of an unbound name that ends the script after the job went on from a checkpoint.
+
+        The reason: the loop had assigned the name in a step before the checkpoint."""
         if self.held.resumed and isinstance(error, NameError) and (reason := self._looking.reason(error)) is not None:
             error.args = (f"{error}: the job went on from a checkpoint, and {reason}",)
 
     def ended(self, reason: str) -> None:
-        """The script ends without having finished. What it was still instructed to do is not done."""
+        """Report that the script ends without having finished its loop. Instructions that still come are not carried out."""
         self._control.tell(ScriptEnded(reason))
         while not isinstance(self._control.next(), Continue | ExitScript):
             pass
 
     def _end_diverged(self, code: int, reason: str) -> NoReturn:
-        """This worker's state, or its code, differs from that of the others."""
+        """End this process, since its state, code or results differ from those of the others."""
         self._control.tell(Diverged(code, reason))
         while True:
             self._control.next()
 
-    # -- what the machine wants
+    # -- instructions of the state machine
 
     def _obey(self, fact: ThreadFact) -> Instruction:
-        """Tell what has happened, and do what is to be done, until it is the script's turn: then that is returned."""
+        """Report a fact and carry out the machine's instructions. Returns the first one that lets the script go on."""
         happened: ThreadFact | None = fact
         if self._failure is not None and not isinstance(fact, LoopEnded):
             happened = CollectiveFailed(self._failure)
@@ -632,7 +650,9 @@ class Trainer:
                 raise ScriptExit(exits.SPOILED) from None
 
     def _carry_out(self, instruction: Instruction) -> ThreadFact | None:
-        """Returns what has happened then, if anything. Raises CommunicatorBroken, OtherCode."""
+        """Carry out one instruction. Returns the resulting fact, if there is one.
+
+        Raises CommunicatorBroken, OtherCode, Unlike, Unfilled, StateLost; Superseded in a function of `run.every`."""
         match instruction:
             case EnterGeneration():
                 self._enter(instruction)
@@ -658,7 +678,7 @@ class Trainer:
         return None
 
     def _enter(self, entered: EnterGeneration) -> None:
-        """Go on in another generation."""
+        """Train on in another generation."""
         self._entered = entered
         communicator = self._control.communicator
         self.stepping.enter(communicator, self.rank, self.world_size, entered.roster.rank(entered.roster.leader))
@@ -673,7 +693,7 @@ class Trainer:
         self.between.enter(entered, communicator)
 
     def _receive(self, keep_own: bool) -> StepWanted | None:
-        """Receive the state, and take part in the first step, if there is one, without hosting anything in it."""
+        """Receive the state, and take part in the generation's first step, if any is left, without hosting a virtual worker."""
         arrival = self._transfers.receive(keep_own)
         match arrival.instruction:
             case JoinStep() as step:
@@ -692,6 +712,6 @@ class Trainer:
             case other:
                 assert isinstance(other, TakeState)
                 if self.saves is not None:
-                    self.saves.left()  # the others have compared that
+                    self.saves.left()  # discarded: the other workers have compared these saves
                 self._transfers.take(arrival)
         return StepWanted(self.script.epoch)

@@ -1,13 +1,13 @@
-"""The whole training state of a job, as it travels to a joiner and into a checkpoint (design: worker-runtime 2, 5).
+"""The training state of a job, as it is sent to a joiner and written to a checkpoint (design: worker-runtime 2, 5).
 
-It has two parts: a *header* of plain values, and the *tensors* in the order that the header gives. Whoever has the header knows
-what tensors will follow, so they are sent one by one from where they are to where they belong, without a serialized copy:
+The state has two parts: a *header* of plain values, and the *tensors* in the order that the header gives. The header describes
+each tensor that follows, so a receiver can allocate all of them, and tensors are sent one by one without a serialized copy:
 
     parameters, buffers, averaged models, then for each optimizer the tensors of its state (parameter by parameter) and among its
     hyper-parameters, then those among the script's registered values
 
 A fresh optimizer has no state before its first step, and a script may have unfrozen parameters or added them to a group since
-its beginning. `adopt` therefore gives model and optimizers the structure of the header's.
+its beginning. So `adopt` first gives this worker's model and optimizers the header's structure.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ DIVISION = "division"  # key in a header without the optimizers' state, which is
 
 
 def describe(name: str, tensor: torch.Tensor) -> list[Any]:
-    """A tensor in a header: name, type, shape, and whether it is the accelerator's ("device") or the host's ("host")."""
+    """Return a tensor's entry in a header: name, type, shape, and memory: the accelerator's ("device") or the host's ("host")."""
     place = "host" if tensor.device.type == "cpu" else "device"
     return [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), place]
 
 
 def allocate(description: list[Any], device: torch.device) -> torch.Tensor:
-    """Memory for a tensor of a header. Raises PeerError if that is no description of one."""
+    """Return an uninitialized tensor for an entry of a header. Raises PeerError if the entry does not describe a tensor."""
     try:
         name, kind, shape, place = description
         dtype = getattr(torch, kind)
@@ -52,7 +52,7 @@ def allocate(description: list[Any], device: torch.device) -> torch.Tensor:
 
 
 class TrainingState:
-    """Everything that a step reads and changes, except what is derived from the step's number."""
+    """All values that a step reads and changes, except those derived from the step's number."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class TrainingState:
         data: DataPosition | None = None,
         divided: DividedState | None = None,
     ) -> None:
-        """data: where the job is in its data, if that does not follow from the step. divided: the optimizers' state, if
-        each worker has a part of it."""
+        """data: position in the data, if it does not follow from the step's number. divided: the optimizers' state, if each
+        worker has a part of it."""
         self.model = model
-        # Modules with buffers: the model, and what `follow` adds
+        # Modules with buffers: the model, and those that `follow` adds
         self.modules: list[tuple[str, torch.nn.Module]] = [("", model)]
         self._averages: list[torch.nn.Module] = []
         self.extra_state = ExtraState(self.modules)
@@ -76,8 +76,8 @@ class TrainingState:
         self.scaler = scaler
         self.divided = divided
         self._data = data
-        self._values: dict[str, Any] = {}  # registered ones, while their tensors come
-        self._walk: _Walk | None = None  # the last one over all parameters
+        self._values: dict[str, Any] = {}  # received registered values, until their tensors have arrived
+        self._walk: _Walk | None = None  # the last walk over all parameters
         self.registered = registered if registered is not None else Registered()
 
     def follow(
@@ -86,14 +86,14 @@ class TrainingState:
         averages: Sequence[torch.nn.Module],
         beside: Sequence[tuple[str, torch.nn.Module]],
     ) -> None:
-        """These belong to the state, too. beside: modules with parameters that the optimizers train and the model has not."""
+        """Add these objects to the state. beside: modules whose parameters the optimizers train, and the model does not have."""
         self.schedulers += schedulers
         self._averages = list(averages)
         self.modules += [*beside, *((f"averaged {number}", each) for number, each in enumerate(averages))]
         self.extra_state.find()
 
     def trained(self) -> list[torch.nn.Parameter]:
-        """The parameters that are trained, each once: the model's in its order, then those that only an optimizer knows."""
+        """Return the parameters that require a gradient, each once: the model's in its order, then those of optimizers only."""
         groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
         walk = self._walk
         if walk is None or not walk.holds(groups):
@@ -103,7 +103,7 @@ class TrainingState:
     # -- giving
 
     def header(self, counters: Mapping[str, int]) -> dict[str, Any]:
-        """All but the tensors, in plain values. Raises UserError, naming it, for a value that cannot be one."""
+        """Return the state without its tensors, in plain values. Raises UserError, naming the value, if one cannot be packed."""
         optimizers, registered, numbered = self._pack_all()
         divided = {} if self.divided is None else {DIVISION: self.divided.plain()}
         return {
@@ -123,13 +123,14 @@ class TrainingState:
         }
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors themselves, not copies, in the header's order."""
+        """Return the tensors themselves, not copies, in the header's order."""
         return [tensor for _, tensor in self._pack_all()[2]]
 
     def keys(self) -> dict[str, dict[str, int]]:
-        """The keys of each module's `state_dict`, by the module's name ("": the model): numbers of tensors in the header.
+        """Return the keys of each module's `state_dict` with the numbers of their tensors in the header, by the module's name.
 
-        Tied parameters have several keys. Modules that change their `state_dict` by hooks are named as if they did not.
+        The model's name is "".
+        Tied parameters have several keys. Hooks by which a module changes its `state_dict` are not called.
         """
         numbers = {id(tensor): number for number, (_, tensor) in enumerate(self._model_objects())}
         return {
@@ -138,7 +139,7 @@ class TrainingState:
         }
 
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """The same, with names for people."""
+        """Return the tensors in the header's order, with names for messages."""
         named = self._pack_all()[2]
         parameters = len(self.named_parameters())
         for position in range(len(self._model_tensors())):
@@ -148,23 +149,23 @@ class TrainingState:
         return named
 
     def buffers(self) -> list[torch.Tensor]:
-        """Those of all modules."""
+        """Return the buffers of all modules, persistent or not."""
         return [slot.tensor for slot in slots(self.modules) if slot.tensor is not None]
 
     def copied_buffers(self) -> list[tuple[Slot, torch.Tensor, torch.Tensor]]:
-        """Where each of them is, the tensor, and what it contains."""
+        """Return for each buffer its place in its module, the tensor itself, and a copy of its content."""
         found = [(slot, slot.tensor) for slot in slots(self.modules)]
         return [(slot, tensor, tensor.detach().clone()) for slot, tensor in found if tensor is not None]
 
     def put_buffers(self, copied: Sequence[tuple[Slot, torch.Tensor, torch.Tensor]]) -> None:
-        """Let these be the buffers."""
+        """Restore buffers from a result of `copied_buffers`: the tensors themselves, and their contents."""
         with torch.no_grad():
             for slot, tensor, content in copied:
                 slot.module._buffers[slot.name] = tensor
                 tensor.copy_(content)
 
     def copied(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """Header and copies of all tensors: on the host, where the device has no room for them."""
+        """Return the header and copies of all tensors; the copies are in host memory if the device's does not suffice."""
         tensors = self.tensors()
         try:
             copies = [tensor.detach().clone() for tensor in tensors]
@@ -173,14 +174,16 @@ class TrainingState:
         return self.header({}), copies
 
     def put_back(self, header: Mapping[str, Any], copies: Sequence[torch.Tensor]) -> None:
-        """Let parameters, optimizers and averages be again what `copied` has given."""
+        """Restore parameters, buffers, optimizers and averages from a result of `copied`."""
         with torch.no_grad():
             for own, content in zip(self.adopt(header), copies, strict=True):
                 own.copy_(content)
         self._values = {}
 
     def changing(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Those of `tensors`, which `tensors()` has given, that change in the middle of a step."""
+        """Return those of `tensors` (a result of `tensors()`) that loop bodies may change in the middle of a step.
+
+        These are hyper-parameters, buffers, and tensors of the registered state."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         options = [value for group in groups for value in group.values() if isinstance(value, torch.Tensor)]
         places = {tensor.data_ptr() for tensor in [*options, *self.buffers(), *self.registered.state.tensors()]}
@@ -191,8 +194,9 @@ class TrainingState:
     def trained_in(
         self, header: Mapping[str, Any], optimizers: Sequence[int] | None = None
     ) -> list[torch.nn.Parameter]:
-        """This model's parameters that the header's script trains; only those of these optimizers, if any are given. Raises as
-        `adopt`."""
+        """Return this model's parameters that are trained in the header's state. Raises UserError as `adopt`.
+
+        optimizers: positions in the header; only their parameters are returned. None: all."""
         self._check(header)
         wanted = set(header["trained"])
         if optimizers is not None:
@@ -201,10 +205,10 @@ class TrainingState:
         return [parameter for position, parameter in enumerate(self._parameters()) if position in wanted]  # type: ignore[misc]
 
     def adopt(self, header: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Give parameters and optimizers the header's structure: which are trained, in which group, with what state.
+        """Give parameters and optimizers the header's structure: which parameters are trained, their groups, their state.
 
-        Returns the tensors to copy the header's into, in its order. Raises UserError, with nothing changed, if the header is of
-        another model, other optimizers or another set of registered values.
+        Returns this worker's tensors in the header's order, to receive the contents. Raises UserError, with nothing changed, if
+        the header is of another model, other optimizers or another set of registered values.
         """
         self._check(header)
         parameters = self._parameters()
@@ -224,7 +228,9 @@ class TrainingState:
     def _taker(
         self, device: torch.device, descriptions: Sequence[list[Any]], targets: list[torch.Tensor]
     ) -> Callable[[int, Any], torch.Tensor]:
-        """Takes tensors in the header's order: in the place of one that fits and is not taken, or in new memory."""
+        """Return a function that appends to `targets`, in the header's order, a tensor for each number.
+
+        It is the present tensor, if this has the right type and shape and is not yet taken; otherwise a new one."""
         taken: set[int] = set()
 
         def tensor_of(number: int, present: Any) -> torch.Tensor:
@@ -263,7 +269,9 @@ class TrainingState:
             own.update(unpack(group["options"], take((members or parameters)[0].device), own))
 
     def finish(self, header: Mapping[str, Any]) -> None:
-        """After the tensors have come: the schedulers' state, the scaler's, and the script's own values."""
+        """Set the values beside the model and optimizers, when the tensors have arrived.
+
+        These are the schedulers' state, the gradient scaler's, the position in the data, and the script's own values."""
         self.set_scheduler_states(header["schedulers"])
         if self.scaler is not None:
             self.scaler.load_state_dict(unpack(header["scaler"]))
@@ -274,31 +282,31 @@ class TrainingState:
         self._values = {}
 
     def batch_changes(self) -> list[list[float]] | None:
-        """In plain values; None: the batch cannot change."""
+        """Return the changes of the batch size so far, in plain values; None: the batch cannot change."""
         return self._data.plain_changes() if isinstance(self._data, Growing) else None
 
     def take_batch_changes(self, changes: list[list[float]] | None) -> None:
-        """Take over what `batch_changes` has given."""
+        """Set the changes of the batch size to a result of `batch_changes`."""
         if isinstance(self._data, Growing) and changes is not None:
             self._data.take_changes(changes)
 
     def units_in(self, header: Mapping[str, Any]) -> range | None:
-        """The units (`scaling`) of the next step of this state; None: the batch cannot change."""
+        """Return the units (`scaling`) of the next step of the header's state; None: the batch cannot change."""
         return self._data.units_in(header["data"]) if isinstance(self._data, Growing) else None
 
     def scheduler_states(self) -> list[Any]:
-        """Of all schedulers, in plain values."""
+        """Return the states of all schedulers, in plain values."""
         return [pack(each.state_dict(), f"the state of a {type(each).__name__}", inline) for each in self.schedulers]
 
     def set_scheduler_states(self, states: Sequence[Any]) -> None:
-        """Take over what `scheduler_states` has given."""
+        """Set all schedulers to a result of `scheduler_states`."""
         for scheduler, state in zip(self.schedulers, states, strict=True):
             scheduler.load_state_dict(unpack(state, lambda content, present: restored(content)))
 
-    # -- what there is
+    # -- the objects
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """Parameters of the model, tied ones once, then those that only an optimizer knows."""
+        """Return the model's parameters with their names, tied ones once, then those that only an optimizer has."""
         named: list[tuple[str, torch.Tensor]] = list(self.model.named_parameters())
         known = {id(parameter) for _, parameter in named}
         for optimizer in self.optimizers:
@@ -316,7 +324,7 @@ class TrainingState:
         return [(name, tensor.detach()) for name, tensor in self._model_objects()]
 
     def _model_objects(self) -> list[tuple[str, torch.Tensor]]:
-        """Parameters, then buffers, whether persistent or not, then averaged parameters: the modules' own objects."""
+        """Return parameters, then buffers, persistent or not, then averaged parameters: the modules' own objects."""
         buffers = [(slot.path, slot.tensor) for slot in slots(self.modules) if slot.tensor is not None]
         averaged = [
             (f"averaged {number}.{name}", parameter)
@@ -326,7 +334,7 @@ class TrainingState:
         return [*self.named_parameters(), *buffers, *averaged]
 
     def _pack_all(self) -> tuple[list[dict[str, Any]], dict[str, Any], list[tuple[str, torch.Tensor]]]:
-        """The optimizers and the script's values in plain values; and all tensors, as they are numbered."""
+        """Return the optimizers and the script's values in plain values, and all tensors in the order of their numbers."""
         tensors = self._model_tensors()
         positions = {id(parameter): position for position, parameter in enumerate(self._parameters())}
 
@@ -368,7 +376,7 @@ class TrainingState:
             ],
         }
 
-    # -- whether it is ours
+    # -- whether a header fits this script
 
     def _check(self, header: Mapping[str, Any]) -> None:
         if header.get("format") != FORMAT:
@@ -416,7 +424,11 @@ def _kind_of_data(position: Mapping[str, Any] | None) -> str:
 
 
 def _check_groups(optimizer: torch.optim.Optimizer, theirs: Sequence[Mapping[str, Any]], parameters: int) -> None:
-    """Groups and parameters may have been added while the job ran; a script that begins with more is another one."""
+    """Raise UserError unless an optimizer's groups fit the training state's.
+
+    The training state may have more groups and parameters, added while the job ran. A script that begins with more is a different
+    one.
+    """
     own = optimizer.param_groups
     sizes, others = [len(group["params"]) for group in own], [len(group["params"]) for group in theirs]
     known = all(0 <= position < parameters for group in theirs for position in group["params"])
@@ -435,10 +447,10 @@ _requires_grad = attrgetter("requires_grad")
 
 
 class _Walk:
-    """The parameters that one walk over a model, and over its optimizers' groups, has found.
+    """The parameters found by one walk over a model and over its optimizers' groups.
 
-    They are wanted in every step, and are the same in nearly all. So the modules are kept, too, and `holds` looks whether each
-    still has the same parts and parameters, without a call of Python's for each."""
+    Every step needs them, and they rarely change. So a walk keeps the modules, too, and `holds` compares their present parts and
+    parameters with the kept ones, without a Python call for each module."""
 
     def __init__(self, model: torch.nn.Module, groups: Sequence[Sequence[torch.nn.Parameter]]) -> None:
         self._model = model
@@ -452,7 +464,7 @@ class _Walk:
         self._parameters = list({id(parameter): parameter for parameter in every}.values())
 
     def _names_own_parameters(self) -> bool:
-        """Has its class a way of its own to say what they are?"""
+        """Return whether the model's class overrides `named_parameters`."""
         return type(self._model).named_parameters is not torch.nn.Module.named_parameters
 
     def _look(self, groups: Sequence[Sequence[torch.nn.Parameter]]) -> list[Any]:
@@ -460,18 +472,18 @@ class _Walk:
         return [*chain.from_iterable(map(_values, held)), *chain.from_iterable(groups)]
 
     def holds(self, groups: Sequence[Sequence[torch.nn.Parameter]]) -> bool:
-        """Would another walk find the same?"""
+        """Return whether another walk would find the same parameters."""
         now = self._look(groups)
         same = len(now) == len(self._seen) and all(map(is_, now, self._seen))
         return same and not self._names_own_parameters()
 
     def trained(self) -> list[torch.nn.Parameter]:
-        """Those that require a gradient now, each once: the model's in its order, then those that only an optimizer knows."""
+        """Return the parameters that require a gradient, each once: the model's in its order, then those of optimizers only."""
         return [*compress(self._parameters, map(_requires_grad, self._parameters))]
 
 
 def _modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """As `model.modules()`, in the same order, without making their names."""
+    """Return the modules of `model.modules()` in its order, without the cost of making their names."""
     found: dict[int, torch.nn.Module] = {}
     waiting = [model]
     while waiting:
