@@ -1,8 +1,8 @@
-"""How a worker's machine is driven: facts go in, one at a time; instructions wait for the training thread (`MachineControl`).
+"""Shell around a worker's state machine: it passes facts in, one at a time, and carries out the resulting actions.
 
-Facts go into `machine.WorkerMachine` under one lock; the actions that come out are carried out at once, except for instructions,
-which wait in a queue. What an action needs of the world around is up to the subclass: in a cluster `control.ClusterControl`, with
-sockets; outside of one `LocalControl`, with one worker, one generation, and nobody to talk to.
+Facts go into `machine.WorkerMachine` under one lock. Actions are carried out at once, except for instructions, which wait in a
+queue for the training thread. A subclass of `MachineControl` connects it to the outside: in a cluster `control.ClusterControl`,
+with sockets; outside a cluster `LocalControl`, with one worker, one generation, and no peers.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from .machine import WorkerMachine
 
 
 class Control(Protocol):
-    """What the training thread needs: a queue for its facts, its instructions, and the communicator in use."""
+    """The training thread's view of the shell: it reports facts, gets instructions, and uses the communicator."""
 
     def tell(self, fact: Event) -> None:
-        """Something has happened. For any thread."""
+        """Report a fact. For any thread."""
 
     def next(self) -> Instruction:
-        """What to do next. Waits for it."""
+        """Return the next instruction. Blocks until there is one."""
 
     @property
     def communicator(self) -> Communicator:
-        """That of the last EnterGeneration."""
+        """Communicator of the last EnterGeneration."""
 
 
 class MachineControl:
-    """A machine and its queue of instructions: what both kinds of control have in common."""
+    """A state machine and its queue of instructions, for both kinds of control."""
 
     def __init__(self, machine: WorkerMachine) -> None:
         self.machine = machine
@@ -65,8 +65,8 @@ class MachineControl:
         self._turned = threading.Condition(self._lock)
         self._instructions: deque[Instruction] = deque()
         self._current: tuple[int, Communicator] | None = None
-        self._facts: deque[Event] = deque()  # told while actions are carried out: they come after those
-        self._waits = False  # the training thread waits for an instruction
+        self._facts: deque[Event] = deque()  # facts told while actions are carried out are handled after these actions
+        self._waits = False  # whether the training thread waits for an instruction
 
     def tell(self, fact: Event) -> None:
         with self._lock:
@@ -89,7 +89,7 @@ class MachineControl:
 
     def _act(self, action: Action) -> None:
         match action:
-            case RunStep():  # the one of every step first
+            case RunStep():  # first, since every step has one
                 self._instruct(action)
             case SendLeader() | SendFollower() | SendStatus():
                 self._send(action)
@@ -116,7 +116,7 @@ class MachineControl:
                 self._instruct(action)
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Let the training thread wait until something has happened. The lock is held."""
+        """Block the training thread until it is notified, or for `timeout_s` seconds. The caller holds the lock."""
         self._waits = True
         try:
             self._turned.wait(timeout_s)
@@ -135,7 +135,7 @@ class MachineControl:
         raise NotImplementedError
 
     def _take(self, generation: int, attempt: int) -> Communicator:
-        """A communicator that stands: it is in use from now on."""
+        """Return the communicator that was built for this generation and attempt, to be used from now on."""
         raise NotImplementedError
 
     def _drop(self, generation: int, attempt: int) -> None:
@@ -146,16 +146,16 @@ class MachineControl:
 
 
 class LocalControl(MachineControl):
-    """One worker outside a cluster, whose time passes only while its training thread waits here."""
+    """Control of one worker outside a cluster. Its deadlines are handled only while its training thread waits here."""
 
     def __init__(self, machine: WorkerMachine, roster: Roster) -> None:
-        """roster: what the worker trains in."""
+        """roster: the only generation."""
         super().__init__(machine)
         self.tell(OrderReceived(Order(job=self.machine.job, roster=roster, leader_address="")))
 
     @classmethod
     def alone(cls, virtual_workers: int) -> LocalControl:
-        """Of a script that runs by itself."""
+        """Return the control of a script that runs outside a cluster."""
         member = Member(worker=WorkerId("solo.0"), gpu=GpuAddress(server=ServerId("localhost"), index=0))
         place = Place(JobId("solo"), member.worker, os.getpid(), "", virtual_workers)
         roster = Roster(generation=1, members=(member,), leader=member.worker)

@@ -1,18 +1,19 @@
-"""What workers tell each other within a step, so that all of them know it before any of them applies the step.
+"""Messages between workers within a step: every worker has all of them before any worker applies the step.
 
-Each step's gradient reduction is accompanied by a *word*: a few integers, of which every worker gets the greatest over all
-workers (design: worker-runtime 4). The first is the generation that the leader proposes. The second says whether any worker has
-more to tell. If so, all workers exchange *letters* in the same step: plain values of any size, one from each worker.
+Each step's gradient reduction is accompanied by a control *word*: a few integers, of each of which every worker gets the maximum
+over all workers (design: worker-runtime 4). The first is the generation that the leader proposes. The second says whether any
+worker has more to send. If so, all workers exchange *letters* in the same step: plain values of any size, one from each worker.
 
-Whoever takes part in this is a `Participant`, under a name. The same script has the same participants on every worker. A worker
+Each sender of such values is a `Participant`, under a name. The same script has the same participants on every worker. A worker
 that hosts no virtual worker takes part, and so does a joiner, whose state arrives in this step.
 
 The word is issued when this worker's part of the step is computed, at one fixed place among the reduction's collectives. So a
-participant may tell what the loop body has done up to `optimizer.step()`. In most steps nobody has anything to tell, and the
-word, which is there anyway, is all that it costs.
+participant may report what the loop body has done up to `optimizer.step()`. In most steps no participant has a letter, and the
+only cost is the word, which the commit of a generation needs in any case.
 
-If a collective fails, the step is not applied, and nothing has been read. Some workers may have applied the step before others
-noticed; the others then copy their state. So what is read becomes part of the state, or is the same when the step is repeated.
+If a collective fails, the step is not applied, and no letter has been read. Some workers may have applied the step before others
+noticed the failure; the others then copy their state. So a value that is read has to become part of the state, or be the same
+when the step is repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..protocol.errors import PeerError, UserError
 from .communication.communicator import Communicator
 from .plain import pack, unpack
 
-NOTHING = -(2**63)  # contributes nothing to a greatest value
+NOTHING = -(2**63)  # contributes nothing to a maximum
 
 
 @dataclass(frozen=True)
@@ -37,35 +38,35 @@ class Part:
     """This worker's part of a step."""
 
     step: int
-    hosted: tuple[int, ...]  # virtual workers that it has run; none where their slices of a short step are empty
-    joins: bool = False  # it has no state yet: that of the step before is on its way
+    hosted: tuple[int, ...]  # virtual workers whose bodies it has run; in a short step, those that have samples
+    joins: bool = False  # the worker has no state yet: that of the step before is on its way
 
 
 class Participant(Protocol):
-    """Something that has to be told within a step. All methods are called on the training thread."""
+    """A sender and receiver of values within a step. All methods are called on the training thread."""
 
     name: str
 
     @property
     def slots(self) -> int:
-        """How many integers of the word are its own: the same number on every worker, in each generation."""
+        """Number of this participant's integers in the word: the same on every worker of a generation."""
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """Its integers, `slots` of them, 64 bits and signed. `NOTHING` contributes nothing."""
+        """Return this participant's `slots` integers, signed and of 64 bits. `NOTHING` contributes nothing."""
 
     def wants(self, part: Part) -> bool:
-        """Has this worker a letter that all have to read in this step?"""
+        """Return whether this worker has a letter that all workers have to read in this step."""
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """Are letters wanted, seeing the greatest of each of its integers? All workers answer the same."""
+        """Return whether letters are wanted, given the maxima of this participant's integers. Equal on all workers."""
 
     def letter(self, part: Part) -> Any:
-        """Plain values (`plain`) from this worker, if letters are exchanged. None: it has nothing to tell."""
+        """Return this worker's letter, plain values (`plain`), when letters are exchanged. None: it has nothing to send."""
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """The letters of all workers, by rank, just before the update. A joiner's state is in its place by then.
+        """Read the letters of all workers, by rank, just before the update. A joiner has its state by then.
 
-        Raises UserError if the job cannot go on, on every worker alike."""
+        Raises UserError, on every worker alike, if the job cannot go on."""
 
 
 @runtime_checkable
@@ -73,8 +74,9 @@ class Carries(Protocol):
     """A participant that has more to send than fits into letters."""
 
     def carry(self, communicator: Communicator, part: Part, letters: Sequence[Any]) -> None:
-        """All have exchanged letters: send what they announce. A joiner's state is not in its place yet. Raises
-        CommunicatorBroken."""
+        """Send and receive the data that the exchanged letters announce. A joiner does not have its state yet.
+
+        Raises CommunicatorBroken."""
 
 
 class InBand:
@@ -82,21 +84,23 @@ class InBand:
 
     def __init__(self, blame: Callable[[UserError, int], frozenset[int]] | None = None) -> None:
         """blame: takes the error that a participant has raised on reading a step's letters, and the step's number. Returns the
-        ranks whose letters are the cause, and do not count; none where no worker in particular is the cause."""
+        ranks whose letters are the cause, and are ignored; an empty set if no particular worker is the cause."""
         self._blame = blame
         self._participants: dict[str, Participant] = {}
         self._carriers: dict[str, Carries] = {}
-        self._wants: list[Callable[[Part], bool]] = []  # of all
-        self._numbers: list[Callable[[Part], Sequence[int]]] = []  # of those with integers in the word
-        self._after: list[tuple[Callable[[Part, Sequence[int]], bool], slice]] = []  # the same, and where these are
+        self._wants: list[Callable[[Part], bool]] = []  # of all participants
+        self._numbers: list[Callable[[Part], Sequence[int]]] = []  # of participants with integers in the word
+        self._after: list[
+            tuple[Callable[[Part, Sequence[int]], bool], slice]
+        ] = []  # of the same, with their integers' places
         self._length = 2
         self._word: torch.Tensor | None = None
-        self._greatest: list[int] = []  # of a worker that is alone: its own word
+        self._greatest: list[int] = []  # the own word of a worker that is alone
         self._work: dist.Work | None = None
         self._letters: list[dict[str, Any]] | None = None
 
     def add(self, participant: Participant) -> None:
-        """Before the loop begins, in the same order on every worker."""
+        """Add a participant: before the loop begins, in the same order on every worker."""
         assert participant.name not in self._participants, f"{participant.name} takes part twice"
         self._participants[participant.name] = participant
         self._wants.append(participant.wants)
@@ -105,7 +109,7 @@ class InBand:
         self.enter()
 
     def enter(self) -> None:
-        """A generation begins: lay out the word."""
+        """Begin a generation: lay out the word."""
         self._numbers.clear()
         self._after.clear()
         self._length = 2
@@ -119,7 +123,7 @@ class InBand:
     def issue(self, communicator: Communicator, part: Part, proposal: int) -> None:
         """Send this worker's word. Raises CommunicatorBroken."""
         wants = False
-        for each in self._wants:  # all are asked
+        for each in self._wants:  # no short circuit: each call may have side effects
             wants |= each(part)
         word = [proposal, wants]
         for numbers in self._numbers:
@@ -133,7 +137,7 @@ class InBand:
         self._work = communicator.all_reduce_max(self._word)
 
     def complete(self, communicator: Communicator, part: Part) -> int:
-        """Wait for the word, and exchange letters if they are wanted. Returns the greatest proposal.
+        """Wait for the word, and exchange letters if any are wanted. Returns the greatest proposed generation.
 
         Raises CommunicatorBroken."""
         greatest = self._greatest
@@ -141,7 +145,7 @@ class InBand:
             communicator.wait(self._work)
             self._work, greatest = None, self._word.tolist()
         asked = bool(greatest[1])
-        for wants_after, place in self._after:  # all are asked
+        for wants_after, place in self._after:  # no short circuit: calls have side effects, as in `Clipping`
             asked |= wants_after(part, greatest[place])
         if asked:
             own = {name: each.letter(part) for name, each in self._participants.items()}
@@ -151,7 +155,7 @@ class InBand:
         return int(greatest[0])
 
     def read(self, part: Part) -> None:
-        """Hand the letters that have come, if any, to those whom they are for. Raises what they raise."""
+        """Pass the exchanged letters, if any, to their participants. Raises UserError, as a participant does."""
         letters, self._letters = self._letters, None
         if letters is not None:
             for name, each in self._participants.items():
@@ -167,7 +171,9 @@ class InBand:
 
 
 def exchange(communicator: Communicator, own: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every worker's plain values, by rank. A collective. Raises CommunicatorBroken; UserError if `own` is not plain."""
+    """Return the plain values of all workers, by rank. A collective.
+
+    Raises CommunicatorBroken; UserError if `own` is not plain; PeerError for malformed values of another worker."""
     text = msgspec.msgpack.encode(pack(own, "a letter"))
     if communicator.size == 1:
         return [_decoded(text)]

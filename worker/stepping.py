@@ -282,7 +282,7 @@ class Stepping:
         """Compute the script's loss at the point that the optimizer needs. Returns the result of its `step(closure)`."""
         virtual_worker, evaluations = self._current, self.evaluations
         assert isinstance(evaluations, SeveralEvaluations)
-        if virtual_worker is None:  # `optimizer_stepped` says that
+        if virtual_worker is None:  # `optimizer_stepped` will raise the error
             return None
         if evaluations.number > 0:
             step, number = self._step, evaluations.number

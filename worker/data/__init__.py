@@ -1,1 +1,1 @@
-"""Which samples each virtual worker reads in each step, and how batches are read ahead."""
+"""Data of a job: the samples of each virtual worker in each step, and the reading of batches."""

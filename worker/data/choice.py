@@ -1,4 +1,4 @@
-"""From the dataset and the arguments of `prepare` to the feed of a step (`feed`).
+"""Construction of a step's feed (`feed`) from the dataset and the arguments of `prepare`.
 
 The names of arguments are PyTorch's. A `DataLoader` may take the place of the dataset.
 """
@@ -47,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Feed:
-    """A dataset as steps use it.
+    """A dataset with the objects through which steps read it.
 
     position: the part that travels with the job's state. seeded: generators of the script that the runtime seeds for
     each epoch. Their states depend on how far a worker has read ahead, and no sample depends on these states.
@@ -65,7 +65,7 @@ class Feed:
 
     @property
     def scale(self) -> Scale:
-        """How many micro-batches a step has."""
+        """Number of micro-batches in a step."""
         return self.growing or Fixed(self.sampling.virtual_workers)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Sampling(Protocol):
-    """How many samples each virtual worker has in a step."""
+    """Numbers of samples that the virtual workers have in a step."""
 
     virtual_workers: int
 

@@ -1,4 +1,4 @@
-"""Whether two workers have the same data: a few samples are read, and digests of their contents are compared.
+"""Comparison of two workers' data: a few samples are read, and digests of their contents are compared.
 
 Each worker's own script builds the dataset from the files of its server. Files may be missing there, be older, or be
 listed in another order. So each worker takes a *fingerprint* of its dataset in `prepare`: the length, and digests of

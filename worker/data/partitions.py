@@ -1,4 +1,4 @@
-"""Which samples of which shard a virtual worker trains in a step, if shards can only be read in sequence. Pure.
+"""Assignment of the samples of shards, which can only be read in sequence, to virtual workers in each step. Pure.
 
 EDL (5.3) hands partitions out on demand: its leader deals them from a random permutation, each worker reports its
 offset after every mini-batch, and the rest of a leaving worker's partition goes to another worker. The order of samples
@@ -320,7 +320,7 @@ class HandOut:
     def _forget(self) -> None:
         self._learnt, self._shares, self._following = {}, None, None
 
-    # -- as it travels
+    # -- the position as part of the state
 
     def state(self) -> dict[str, Any]:
         """Return the position in plain values, as of the boundary before the next step."""

@@ -1,4 +1,4 @@
-"""The position of a job in its data, where that does not follow from the step."""
+"""The position of a job in its data, for data in which it does not follow from the step's number."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 
 class DataPosition(Protocol):
-    """Where a job is in its data, as it stands between two steps."""
+    """Position of a job in its data between two steps."""
 
     def state(self) -> dict[str, Any]:
-        """In plain values."""
+        """Return the position in plain values."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take it over. Raises UserError if it is that of other data."""
+        """Set the position to a result of `state`. Raises UserError if that is a position in other data."""

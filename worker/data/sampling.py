@@ -75,7 +75,7 @@ class _Numbers(Sequence[int]):
 
 
 class Schedule:
-    """Which samples each virtual worker trains in each step of the job (`feed.Sampling`)."""
+    """The samples of each virtual worker in each step of the job (`feed.Sampling`)."""
 
     next_epoch: int | None = None  # None: the epoch follows from the step
 

@@ -34,7 +34,7 @@ from .sampling import Schedule
 
 
 def rate_at(changes: Sequence[BatchChange], step: int) -> float:
-    """Return what the learning rate of `step` is multiplied by (Elan III, equation 3).
+    """Return the factor of the learning rate in `step` (Elan III, equation 3).
 
     A change that begins while the one before is under way begins at the rate reached.
     """
@@ -53,40 +53,40 @@ def _moved(before: float, change: BatchChange, step: int) -> float:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a micro-batch of a step belongs."""
+    """The unit and the virtual worker of a micro-batch."""
 
     unit: int
     virtual_worker: int
 
 
 class Scale(Protocol):
-    """How many micro-batches a step has, and what multiplies its learning rate. For the training thread."""
+    """Number of micro-batches in a step, and factor of its learning rate. For the training thread."""
 
     grows: bool  # whether the factor may change
     micro_batches: int  # of the step in progress
 
     def step_begins(self, step: int, units: range | None) -> None:
-        """Begin a step. units: its units, where this worker's state is still to come."""
+        """Begin a step. units: those of the step, on a worker whose state has not arrived yet; None: this worker knows them."""
 
     def step_shown(self, step: int) -> None:
-        """A loop body without effect begins for the applied `step`, the last one."""
+        """Begin a loop body without effect, for `step`, the last applied one."""
 
     def want(self, factor: int) -> None:
-        """The cluster asks for this factor, or for none (0)."""
+        """Note the factor for which the cluster asks; 0: none."""
 
     @property
     def units(self) -> range:
-        """The units of the step in progress."""
+        """Units of the step in progress."""
 
     def ranges(self, hosted: Sequence[range]) -> tuple[range, ...]:
         """Return the micro-batches of each rank in the step in progress, from its virtual workers."""
 
     def place(self, micro_batch: int) -> Place:
-        """Return where a micro-batch of the step in progress belongs."""
+        """Return the unit and the virtual worker of a micro-batch of the step in progress."""
 
     @property
     def rate(self) -> float:
-        """What multiplies the learning rates of the step in progress."""
+        """Factor of the learning rates in the step in progress."""
 
 
 class Fixed:
@@ -120,12 +120,12 @@ class Fixed:
 
 
 class Growing:
-    """A job whose batch may grow: its samples (`feed.Sampling`, `feed.Batching`), its position in the data, which travels
-    with the state, and its part in the word (`inband.Participant`).
+    """The data of a job whose batch may grow: its samples (`feed.Sampling`, `feed.Batching`) and its position in the data.
 
-    The micro-batch m of a step with u units is that of virtual worker m // u in the step's unit m % u. So each virtual
-    worker's micro-batches follow each other, and the canonical tree has the virtual workers as nodes where u is a power
-    of two.
+    The position is part of the training state. The leader's requested factor travels in the word (`inband.Participant`).
+
+    Micro-batch m of a step with u units is that of virtual worker m // u in the step's unit number m % u. So the micro-batches of
+    a virtual worker are consecutive, and if u is a power of two, the canonical tree has the virtual workers as nodes.
     """
 
     grows = True
@@ -135,8 +135,8 @@ class Growing:
     def __init__(
         self, schedule: Schedule, loader: Batching, terms: Scaling, tell: Callable[[tuple[BatchChange, ...], int], None]
     ) -> None:
-        """tell: is told all changes, whenever there is another one, and the greatest factor that the cluster may ask for; 0:
-        it may ask for none."""
+        """tell: called at the beginning and after each change, with all changes so far and the greatest factor for which the
+        cluster may ask; 0: it may ask for none."""
         self._schedule = schedule
         self._loader = loader
         self._terms = terms
@@ -168,7 +168,7 @@ class Growing:
 
     @property
     def factor(self) -> int:
-        """That of the next step."""
+        """Factor of the next step."""
         return self.changes[-1].factor if self.changes else 1
 
     def factor_at(self, step: int) -> int:
@@ -177,7 +177,7 @@ class Growing:
 
     @property
     def next_units(self) -> range:
-        """The units of the next step: fewer than the factor at an epoch's end."""
+        """Units of the next step: fewer than the factor at an epoch's end."""
         return self._units_of(self.done, self.factor)
 
     def _units_of(self, done: int, factor: int) -> range:
@@ -185,7 +185,7 @@ class Growing:
         return range(done, min(done + factor, (done // per_epoch + 1) * per_epoch))
 
     def units_in(self, position: Mapping[str, Any]) -> range:
-        """Return the units of the next step of a state that is still to come."""
+        """Return the units of the next step of a state that has not arrived yet, from its `position` in the header."""
         changes = _taken(position)
         return self._units_of(int(position["units"]), changes[-1].factor if changes else 1)
 
@@ -211,12 +211,14 @@ class Growing:
         self._asked = factor
 
     def ask(self, step: int, factor: int, rate: float | None) -> None:
-        """The script changes the factor from `step` on, the next one. rate: None for `factor`. Raises UserError."""
+        """Change the factor from `step`, the next one, on, as the script asks. Ignored in a replay.
+
+        rate: factor of the learning rate; None: `factor`. Raises UserError after too many changes."""
         if self._terms.replay is None:
             self._add(step, factor, float(factor) if rate is None else rate)
 
     def check(self, factor: Any, rate: Any) -> None:
-        """Raise UserError for a factor or a rate that the script cannot ask for."""
+        """Raise UserError for a factor or a rate that is not allowed in `run.set_batch`."""
         most = self._terms.max_factor
         if isinstance(factor, bool) or not isinstance(factor, int) or not 1 <= factor <= most:
             raise UserError(
@@ -282,7 +284,7 @@ class Growing:
 
     @property
     def steps_per_epoch(self) -> None:
-        """Unknown, as the factor may change."""
+        """None: the number of steps depends on the factor, which may change."""
         return None
 
     @property
@@ -290,7 +292,7 @@ class Growing:
         return self.done // self._schedule.steps_per_epoch
 
     def total_steps(self, epochs: int) -> None:
-        """Unknown, as the factor may change. Keeps the number of epochs."""
+        """Return None, as the factor may change. Keeps the number of epochs."""
         self._epochs = epochs
 
     def has_samples(self, step: int, micro_batch: int) -> bool:
@@ -303,7 +305,7 @@ class Growing:
         virtual_worker, number = divmod(micro_batch, len(self._units))
         return self._sizes[number][virtual_worker]
 
-    # -- its micro-batches (`feed.Batching`)
+    # -- the micro-batches of a step (`feed.Batching`)
 
     def assign(self, step: int, hosted: range, end: int | None) -> None:
         """hosted: virtual workers. end: not used, since the job ends after its epochs, in units."""
@@ -327,7 +329,7 @@ class Growing:
         return self._loader.example(max(self.done - 1, 0))
 
     def applied(self, step: int) -> None:
-        """The step in progress has been applied: the next one may have another factor."""
+        """End the step in progress, which has been applied: the next one may have another factor."""
         self.done = self._units.stop
         self._loader.applied(step)
         if self._heard > self.factor:
@@ -337,7 +339,7 @@ class Growing:
     def close(self) -> None:
         self._loader.close()
 
-    # -- as it travels with the state (`training_state.DataPosition`)
+    # -- the position as part of the state (`position.DataPosition`)
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.next_epoch, "units": self.done, "changes": self.plain_changes()}
@@ -364,7 +366,7 @@ def _taken(position: Mapping[str, Any]) -> tuple[BatchChange, ...]:
 
 
 def check_terms(terms: Scaling) -> None:
-    """Raise UserError for values that cannot work."""
+    """Raise UserError for values outside of their limits."""
     for name, value, least, most in (
         ("max_factor", terms.max_factor, 1, MAX_BATCH_FACTOR),
         ("ramp_steps", terms.ramp_steps, 0, MAX_RAMP_STEPS),
@@ -374,7 +376,7 @@ def check_terms(terms: Scaling) -> None:
 
 
 def agreed_terms(job: Scaling | None, script: Scaling | None) -> Scaling | None:
-    """Return what job file and script say. Raises UserError if they contradict each other."""
+    """Return the terms of the job file and the script. Raises UserError if they contradict each other."""
     if job is None or script is None or job.replay is not None:
         return job or script
     if job != script:
@@ -391,9 +393,9 @@ def _described(terms: Scaling) -> str:
 
 
 def read_replay(environ: Mapping[str, str]) -> Scaling | None:
-    """Return the history in the file of ELASTIC_REPLAY_BATCHES, for a script outside a cluster; None: the variable is not set.
+    """Return terms with the history in the file of ELASTIC_REPLAY_BATCHES, for a script outside a cluster.
 
-    Raises UserError for a file that holds none."""
+    None: the variable is not set. Raises UserError for a file without a valid history."""
     if (path := environ.get("ELASTIC_REPLAY_BATCHES")) is None:
         return None
     try:
@@ -415,7 +417,7 @@ def check_room(terms: Scaling, schedule: Schedule) -> None:
 def check_script(
     optimizers: Sequence[torch.optim.Optimizer], updates: int, evaluates_again: bool, gathers: bool, own_values: bool
 ) -> None:
-    """Raise UserError for a script whose batch cannot grow. own_values: each virtual worker has some."""
+    """Raise UserError for a script whose batch cannot grow. own_values: the script has called `run.per_virtual_worker`."""
     for given, what in (
         (updates > 1, "prepare() was given several updates"),
         (evaluates_again, "the optimizer evaluates the loss of a step several times"),
@@ -436,13 +438,13 @@ def check_script(
 
 
 def is_rate(rate: Any) -> bool:
-    """Return whether the learning rate may be multiplied by this."""
+    """Return whether `rate` is a valid factor of the learning rate: a finite number above 0."""
     return not isinstance(rate, bool) and isinstance(rate, int | float) and math.isfinite(rate) and rate > 0
 
 
 @contextmanager
 def at_rate(optimizers: Sequence[torch.optim.Optimizer], rate: float) -> Iterator[None]:
-    """Multiply the optimizers' learning rates meanwhile."""
+    """Multiply the optimizers' learning rates by `rate` within the context."""
     if rate == 1.0:
         yield
         return

@@ -72,7 +72,7 @@ class Here:
 
 
 class Streams:
-    """Which samples a virtual worker trains in a step, and the batches themselves. For the training thread."""
+    """The samples of each virtual worker in a step, and the batches themselves. For the training thread."""
 
     name = "shards"
     slots = 0
@@ -98,7 +98,7 @@ class Streams:
         self._firsts: dict[tuple[int, int], Reading] = {}  # first batches of an epoch, by epoch and virtual worker
         self._marks: dict[int, Mark] = {}  # by shard: where it can be opened; the same on all workers
 
-    # -- which samples
+    # -- the samples of a step
 
     @property
     def next_epoch(self) -> int:
@@ -179,7 +179,7 @@ class Streams:
         return self.batch(step, 0) if self._last is None else self._last
 
     def elsewhere(self, step: int, virtual_worker: int) -> Any:
-        """Never called, as `reads_any` is False."""
+        """Raise an error: never called, as `reads_any` is False."""
         raise AssertionError("shards are read by the workers that host their virtual workers")
 
     def example(self, step: int) -> Any:
@@ -312,7 +312,7 @@ class Streams:
             found.mark for key, found in self._stock.items() if key[0] == following and found.mark is not None
         ]
 
-    # -- as it travels with the state
+    # -- the position as part of the state
 
     def state(self) -> dict[str, Any]:
         marks = [pack(_plain(mark, self._hand_out.names), "the position of a shard") for mark in self._marks.values()]

@@ -1,18 +1,18 @@
-"""This worker's part of a step's gradient, from one micro-batch after the other (design: worker-runtime 3).
+"""Accumulation of this worker's part of a step's gradient, one micro-batch after the other (design: worker-runtime 3).
 
-The gradient of each micro-batch is put into flat tensors, and these are added up as the canonical tree says: a virtual worker
-that is a right child is added to its sibling at once, so it needs no memory of its own. Without the canonical order
-everything goes into one gradient.
+The gradient of each micro-batch is put into flat tensors, which are added up in the order of the canonical tree. A virtual worker
+that is a right child is added to its sibling at once, so it needs no memory of its own. Without the canonical order, all
+micro-batches are added to one gradient.
 
-Gradients are moved while the backward pass computes others: hooks tell which are complete, and a segment of parameters that is
-complete is put in its place, so that its memory is free for the next. In a step's last micro-batch the reducer is told, too,
-and sends what is complete (as DistributedDataParallel does, but in the parameters' order). That is right only if one backward
-pass runs for each micro-batch. So the first step of a process, in which everything waits for `optimizer.step()`, watches
-whether the script is like that; one with several passes goes on so. It also learns which gradient of a segment is complete last:
-from then on only that one's hook is a call of Python's, until another order comes.
+Gradients are moved while the backward pass computes others: hooks report which ones are complete, and a complete segment of
+parameters is put in its place, which frees its memory for the next. In a step's last micro-batch the reducer is notified, too,
+and sends the complete part (as DistributedDataParallel does, but in the parameters' order). This is right only if one backward
+pass runs for each micro-batch. So in the first step of a process all gradients stay until `optimizer.step()`, and the passes are
+counted. A script with several passes continues in that way. The first step also shows which gradient of a segment is complete
+last: from then on only its hook is a Python call, until gradients come in another order.
 
-A script that changes a gradient between `backward()` and `optimizer.step()` changes that of one micro-batch, which is seldom what
-it wants: clipping it would be right on one GPU. It is refused, unless it has asked for `overlap=False`.
+A script that changes a gradient between `backward()` and `optimizer.step()` changes that of one micro-batch, seldom on purpose:
+clipping there would be right on one GPU without virtual workers. So it is refused, unless the script has set `overlap=False`.
 """
 
 from __future__ import annotations
@@ -35,64 +35,64 @@ _version = attrgetter("_version")
 
 
 class _Mode(enum.Enum):
-    """What hooks do in the present micro-batch."""
+    """Behaviour of the hooks in the present micro-batch."""
 
     OFF = "off"
-    WATCHING = "watching"  # whether gradients may be moved before `optimizer.step()`
-    PLACING = "placing"  # move them
-    PROBING = "probing"  # leave them: the gradient is digested, and counts for nothing
+    WATCHING = "watching"  # observe whether gradients may be moved before `optimizer.step()`
+    PLACING = "placing"  # move complete gradients
+    PROBING = "probing"  # leave them: this gradient is only digested, and not used
 
 
 class Accumulation:
-    """Collects the gradients of the hosted virtual workers. For one thread, and the one that computes the backward pass."""
+    """The gradients of the hosted virtual workers. For one thread, and autograd's thread of its backward passes."""
 
     def __init__(self, layout: Layout, virtual_workers: int, canonical: bool, overlap: bool) -> None:
         self._layout = layout
-        self.leaves = virtual_workers  # of the canonical tree: the step's micro-batches
+        self.leaves = virtual_workers  # number of leaves of the canonical tree: the step's micro-batches
         self._canonical = canonical
         self._overlap = overlap
-        self._several = False  # backward passes run for one micro-batch
+        self._several = False  # whether several backward passes run for one micro-batch
         # Parameters whose gradients have come for the present micro-batch. Any more have come in several passes.
         self._arrived: deque[torch.Tensor] = deque(maxlen=2 * len(layout.parameters) + 1)
-        self._stepped_at: int | None = None  # how many had, when the script stepped one of several optimizers
+        self._stepped_at: int | None = None  # length of `_arrived` when the script stepped one of several optimizers
         self._observed: list[torch.Tensor | int] | None = (
             None  # digests of the present micro-batch's gradient, by segment
         )
         self._watched_steps = 0
         self._segment_of = [i for i, segment in enumerate(layout.segments) for _ in segment.positions]
         self._hooks: list[RemovableHandle] = []
-        self._learned = False  # hooks know which gradient of each segment comes last
+        self._learned = False  # whether hooks know which gradient of each segment comes last
         self.forget()
 
     def forget(self) -> None:
-        """Begin with fresh memory: an operation that was abandoned still owns the old."""
+        """Begin a step with fresh memory: an abandoned operation may still use the old memory."""
         self._pool = GradientPool(self._layout)
         self.begin()
 
     def prepare(self) -> None:
-        """Take the memory of a first step before it is needed: to use it for the first time takes longer than to sum in it."""
+        """Allocate the memory of the first step in advance: its first use takes longer than the sums."""
         self._pool.give_back(self._layout.allocate())
 
     def close(self) -> None:
-        """Leave the parameters alone."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._tree: TreeAccumulator[Gradient] = TreeAccumulator(self.leaves, self._pool.give_back)
-        self._reducer: Reducer | None = None  # of a reduction that has begun
+        self._reducer: Reducer | None = None  # reducer of a reduction that has begun
         self._mode = _Mode.OFF
-        self._result: Gradient | None = None  # of the step, until it is applied
+        self._result: Gradient | None = None  # the step's gradient, until it is applied
 
     # -- one micro-batch
 
     def expect(self, virtual_worker: int, weight: float, last: Reducer | None, observed: bool = False) -> None:
-        """The script is about to compute the gradient of `virtual_worker`, to be multiplied by `weight`.
+        """Begin the micro-batch of `virtual_worker`; its gradient will be multiplied by `weight`.
 
-        last: nothing follows in this step, so parts of it may be handed to this reducer as they are complete. observed: a digest
-        of the gradient, before it is multiplied, is wanted (`digest`).
+        last: the reducer if no other micro-batch follows in this step: it gets the parts of the gradient as soon as they are
+        complete. observed: keep a digest of the gradient before the multiplication (`digest`).
         """
         if not self._hooks:
             self._hook()
@@ -117,15 +117,14 @@ class Accumulation:
                 self._start(last)
 
     def probe(self) -> None:
-        """The script is about to compute a gradient that counts for nothing: that of a virtual worker which is hosted elsewhere.
-        `probed` takes its digest."""
+        """Begin a micro-batch of a virtual worker that another worker hosts. Its gradient is not used; `probed` digests it."""
         for parameter in self._layout.parameters:
             parameter.grad = None
         self._observed = []
         self._mode = _Mode.PROBING
 
     def probed(self) -> int:
-        """The gradient is complete. Returns its digest, the same as `digest` has where the virtual worker is hosted."""
+        """End the micro-batch of `probe`. Returns its gradient's digest: that of `digest` on the worker that hosts it."""
         for segment in self._layout.segments:
             self._observe(segment.positions)
         self._mode = _Mode.OFF
@@ -134,14 +133,16 @@ class Accumulation:
         return self.digest()
 
     def digest(self) -> int:
-        """Of the gradient of the last micro-batch that was observed. Waits for its device."""
+        """Return the digest of the gradient of the last observed micro-batch. Waits for the device."""
         found, self._observed = self._observed, None
         assert found is not None, "the micro-batch was not observed"
         return mixed([int(each) for each in found])
 
     def completed(self) -> None:
-        """The script says that the gradient is complete. Raises UserError if what was sent was not, and if somebody has changed
-        it since the backward pass."""
+        """End a micro-batch, whose gradient is complete by the script's `optimizer.step()`.
+
+        Raises UserError if a part that was already placed has changed in another backward pass, or if the script has changed the
+        gradient since the backward pass."""
         watched = self._mode is _Mode.WATCHING
         twice = self._mode is not _Mode.OFF and len({*map(id, self._arrived)}) < len(self._arrived)
         if twice and not watched:
@@ -172,8 +173,9 @@ class Accumulation:
             parameter.grad = None
 
     def part_stepped(self) -> None:
-        """The script has stepped one of several optimizers, which are all stepped for each micro-batch. Raises UserError if it
-        computes gradients between those steps."""
+        """Note that the script has stepped one of several optimizers, all of which it steps for each micro-batch.
+
+        Raises UserError if the script computes gradients between those calls."""
         if self._stepped_at is not None and len(self._arrived) > self._stepped_at:
             raise UserError(
                 "backward() was called between two optimizers' step(), and the first of them has not been applied by then: with "
@@ -186,7 +188,7 @@ class Accumulation:
         self._stepped_at = len(self._arrived)
 
     def skip(self, virtual_worker: int) -> None:
-        """`virtual_worker` has no sample in this step: its gradient is zero."""
+        """Take a zero gradient for `virtual_worker`, which has no sample in this step."""
         for parameter in self._layout.parameters:
             parameter.grad = None
         self._weight = 1.0
@@ -195,14 +197,14 @@ class Accumulation:
         if self._canonical:
             self._tree.merge()
 
-    # -- the whole of it
+    # -- the reduction
 
     def nodes(self) -> list[Node[Gradient]]:
-        """What there is, from left to right."""
+        """Return the sums of the canonical tree that this worker has, from left to right."""
         return self._tree.nodes()
 
     def reduce(self, reducer: Reducer, beside: Callable[[], None]) -> Gradient:
-        """Complete the step's reduction: the mean over all virtual workers, which is valid until the next step begins.
+        """Complete the step's reduction. Returns the mean over all virtual workers, which is valid until the next step begins.
 
         beside: as in `Reducer.finish`. Raises CommunicatorBroken.
         """
@@ -218,13 +220,13 @@ class Accumulation:
         return self._result
 
     def applied(self) -> None:
-        """The update has been made, or the step has another evaluation: the gradient's memory is free again."""
+        """Free the gradient's memory, after the update or before another evaluation of the loss."""
         if self._result is not None:
             self._pool.give_back(self._result)
             self._result = None
 
     def _start(self, reducer: Reducer) -> None:
-        """Begin the reduction. Its result takes the place of the first node, or of nothing at a worker that has none."""
+        """Begin the reduction. Its result overwrites the first node, or new memory on a worker without nodes."""
         nodes = self.nodes()
         self._reducer = reducer
         self._result = nodes[0].buffer if nodes else self._pool.take()
@@ -233,7 +235,7 @@ class Accumulation:
     # -- placing
 
     def _place_for(self, virtual_worker: int) -> tuple[Gradient, bool]:
-        """Where the gradient of `virtual_worker` goes, and whether it is added there."""
+        """Return the target for the gradient of `virtual_worker`, and whether it is added to the target's values."""
         nodes = self._tree.nodes()
         leaf = (virtual_worker, virtual_worker + 1)
         if nodes and (not self._canonical or are_siblings((nodes[-1].lo, nodes[-1].hi), leaf, self.leaves)):
@@ -244,7 +246,7 @@ class Accumulation:
         return target, False
 
     def _put_next(self) -> None:
-        """Put the next segment, which is complete, in its place."""
+        """Put the next segment, which is complete, into its target."""
         segment = self._layout.segments[self._placed]
         self._placed += 1
         if self._observed is not None:
@@ -260,7 +262,7 @@ class Accumulation:
             self._reducer.advance(segment.flat, segment.end)
 
     def _observe(self, positions: range) -> None:
-        """Note the present gradients of a segment's parameters, as a digest on their device."""
+        """Note a digest, computed on the device, of the present gradients of a segment's parameters."""
         assert self._observed is not None
         parts: list[torch.Tensor] = []
         for position in positions:
@@ -300,10 +302,10 @@ class Accumulation:
         else:
             torch._foreach_copy_(views, grads)
 
-    # -- what the backward pass tells
+    # -- hooks of the backward pass
 
     def _hook(self, last: Mapping[int, int] | None = None) -> None:
-        """Hook the parameters. last: the position of the one that comes last in each segment, where that is known."""
+        """Add hooks to the parameters. last: by segment, the position of the parameter that comes last; None: unknown."""
         self.close()
         self._learned = last is not None
         for position, parameter in enumerate(self._layout.parameters):
@@ -315,14 +317,14 @@ class Accumulation:
             self._hooks.append(handle)
 
     def _learn(self) -> None:
-        """One backward pass has run: where it has completed all gradients, the next ones will do so in the same order."""
+        """Learn the order of gradients from a single backward pass, if it has completed all: the next passes will use it, too."""
         position_of = {id(parameter): position for position, parameter in enumerate(self._layout.parameters)}
         order = [position_of[id(parameter)] for parameter in self._arrived]
         if len(order) == len(position_of):
             self._hook({self._segment_of[position]: position for position in order})
 
     def _accumulated(self, position: int, segment: int, parameter: torch.Tensor) -> None:
-        """Autograd has completed this parameter's gradient, for one backward pass."""
+        """Handle autograd's completion of this parameter's gradient in one backward pass."""
         self._arrived.append(parameter)
         mode, versions = self._mode, self._versions
         if mode is _Mode.OFF or mode is _Mode.PROBING:
@@ -334,7 +336,7 @@ class Accumulation:
             self._put_complete()
 
     def _last_came(self, segment: int, parameter: torch.Tensor) -> None:
-        """The same, for the parameter whose gradient has come last in the segment so far."""
+        """Do the same as `_accumulated` for the parameter whose gradient came last in its segment so far."""
         self._arrived.append(parameter)
         if self._mode is _Mode.PLACING and self._waiting[segment]:
             positions = self._layout.segments[segment].positions
@@ -348,28 +350,34 @@ class Accumulation:
             self._put_next()
 
     def _was_untouched(self) -> bool:
-        """Whether every gradient is as the backward pass left it. In an unexpected order only those in place are known."""
-        if not self._arrived:  # `p.grad = g`, of `torch.autograd.grad` or a formula, without a backward pass
+        """Return whether each gradient is as the backward pass left it.
+
+        If gradients have come in another order than learned, only placed ones can be judged."""
+        if (
+            not self._arrived
+        ):  # no backward pass: the script has set `p.grad = g`, from `torch.autograd.grad` or a formula
             grads = [parameter.grad for parameter in self._layout.parameters]
-            return all(grad is None or grad._version == 0 for grad in grads)  # not clipped in place, for example
+            return all(
+                grad is None or grad._version == 0 for grad in grads
+            )  # changed in place, such as clipped: above 0
         known = len(self._versions)
         if self._learned and self._mode is _Mode.PLACING:
             known = self._layout.segments[self._placed - 1].positions.stop if self._placed else 0
             if len(self._arrived) < len(self._versions):
                 came = {*map(id, self._arrived)}
                 if any(each.grad is not None and id(each) not in came for each in self._layout.parameters):
-                    return False  # no backward pass has made it
+                    return False  # the script has set this gradient without a backward pass
         grads = [parameter.grad for parameter in self._layout.parameters[:known]]
         return [None if grad is None else grad._version for grad in grads] == self._versions[:known]
 
 
 def _put_zero(view: torch.Tensor, adds: bool) -> None:
     if adds:
-        view.add_(0.0)  # not nothing: it turns -0.0 into 0.0, as adding another worker's zeros does
+        view.add_(0.0)  # has an effect: it turns -0.0 into 0.0, as adding another worker's zeros does
     else:
         view.zero_()
 
 
 def same(left: Sequence[torch.nn.Parameter], right: Sequence[torch.nn.Parameter]) -> bool:
-    """Whether these are the same parameters, in the same order."""
+    """Return whether these are the same parameters, in the same order."""
     return len(left) == len(right) and all(map(is_, left, right))

@@ -1,7 +1,7 @@
-"""Buffers in a step: those of virtual worker 0 are the job's, as in DistributedDataParallel's `broadcast_buffers`.
+"""Modules' buffers in a step: those of virtual worker 0 become the job's, as in DistributedDataParallel's `broadcast_buffers`.
 
-Each virtual worker begins with the buffers that the step began with; what it makes of them is thrown away, except for the first.
-A buffer is a name in a module, not a tensor: a forward pass may change the tensor in place, or assign another one.
+Each virtual worker's body begins with the buffers with which the step began. Its changes are discarded, except for those of
+virtual worker 0. A buffer is a name in a module, not a tensor: a forward pass may change the tensor in place, or assign another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..communication.communicator import Communicator
 
 
 class Slot(NamedTuple):
-    """Where a buffer is."""
+    """Place of a buffer: a name in a module."""
 
     path: str
     module: torch.nn.Module
@@ -25,12 +25,12 @@ class Slot(NamedTuple):
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The one that is there now."""
+        """The present tensor of the buffer; None: the buffer was removed, or set to None."""
         return self.module._buffers.get(self.name)
 
 
 def slots(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[Slot]:
-    """The buffers of all these, persistent or not; one that is in several places once. `modules` by the prefix of their names."""
+    """Return the buffers of all these modules, persistent or not, each tensor once. `modules`: with a prefix for their names."""
     found: dict[int, Slot] = {}
     for slot in _all_slots(modules):
         found.setdefault(id(slot.tensor), slot)
@@ -51,27 +51,27 @@ class ModelBuffers:
     def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
         """modules: the list may still grow."""
         self._modules = modules
-        self._start: list[torch.Tensor] = []  # the tensors themselves
-        self._values: list[torch.Tensor] = []  # what they contained
-        self._bases: list[torch.Tensor] = []  # what bodies begin with
-        self._new: list[torch.Tensor] = []
-        self._changed = False  # since the start
-        self._bodies = 0  # that this process has run
+        self._start: list[torch.Tensor] = []  # the tensors themselves at the step's beginning
+        self._values: list[torch.Tensor] = []  # copies of their values then
+        self._bases: list[torch.Tensor] = []  # values with which bodies begin
+        self._new: list[torch.Tensor] = []  # values that virtual worker 0 leaves
+        self._changed = False  # whether a body may have changed the buffers since
+        self._bodies = 0  # number of bodies that this process has run
         self.find()
 
     def find(self) -> None:
-        """Between epochs there may have come others, and some may be gone."""
+        """Find the buffers anew: the script may have added and removed some between epochs."""
         self._slots = slots(self._modules)
         if not self._slots:
             self._start = self._values = self._bases = self._new = []
 
     @property
     def live(self) -> list[torch.Tensor]:
-        """Those of now."""
+        """The present tensors of the buffers."""
         return [tensor for slot in self._slots if (tensor := slot.tensor) is not None]
 
     def begin(self) -> None:
-        """A step begins: remember what it begins with."""
+        """Begin a step: remember the buffers' values."""
         if not self._slots:
             return
         if any(slot.tensor is None for slot in self._slots):
@@ -81,25 +81,25 @@ class ModelBuffers:
         self._changed = False
 
     def begin_again(self) -> None:
-        """The step's bodies run once more, and begin with what has been shared."""
+        """Let the step's bodies run once more, beginning with the values that virtual worker 0 has shared."""
         self._bases = self._new
         self._put(self._bases)
         self._changed = False
 
     def begin_micro_batch(self) -> None:
-        """A virtual worker begins."""
+        """Begin the body of a virtual worker."""
         if self._changed:
             self._put(self._bases)
         self._changed = True
 
     def restore(self) -> None:
-        """What the step began with holds again."""
+        """Restore the values with which the step began."""
         self._put(self._values)
         self._changed = False
 
     @contextmanager
     def as_begun(self) -> Iterator[None]:
-        """Meanwhile what the step began with holds."""
+        """Give the buffers, within the context, the values with which the step began."""
         present = [slot.tensor for slot in self._slots]
         for slot, value in zip(self._slots, self._values, strict=True):
             slot.module._buffers[slot.name] = value
@@ -110,7 +110,8 @@ class ModelBuffers:
                 slot.module._buffers[slot.name] = tensor
 
     def check(self) -> None:
-        """A virtual worker has just run. Raises UserError, naming it, if it has made another kind of a buffer."""
+        """Check the buffers after a body. Raises UserError, naming the buffer, if one was added or removed, or has changed its
+        shape, type or device."""
         self._bodies += 1
         if self._bodies == 1:
             known = {(id(slot.module), slot.name) for slot in self._slots}
@@ -136,12 +137,12 @@ class ModelBuffers:
                 )
 
     def keep(self) -> None:
-        """Virtual worker 0 has just run: this is what the job's buffers become."""
+        """Keep the present values, which virtual worker 0's body has left: they become the job's."""
         if self._slots:
             self._new = [buffer.detach().clone() for buffer in self.live]
 
     def share(self, communicator: Communicator, root: int) -> None:
-        """Rank `root`, which hosts virtual worker 0, gives its buffers to all. Raises CommunicatorBroken."""
+        """Broadcast the buffers of rank `root`, which hosts virtual worker 0. Raises CommunicatorBroken."""
         if not self._start:
             return
         if communicator.rank != root:
@@ -162,11 +163,11 @@ class ModelBuffers:
             offset += size
 
     def apply(self) -> None:
-        """The step is applied: the shared buffers are the model's."""
+        """Set the model's buffers to the shared ones, when the step is applied."""
         self._put(self._new)
 
     def _put(self, values: list[torch.Tensor]) -> None:
-        """These values, in the tensors that were there when the step began."""
+        """Restore the tensors of the step's beginning, and copy `values` to them."""
         for slot, start in zip(self._slots, self._start, strict=True):
             slot.module._buffers[slot.name] = start
         if values:

@@ -1,17 +1,18 @@
 """Optimizers that evaluate the loss of the whole step several times before they update (torch.optim.LBFGS).
 
-`optimizer.step(closure)` of such an optimizer asks for the loss and its gradient at one point after another. Each time all
-virtual workers' micro-batches are needed. So a step has several *evaluations*: in each of them all loop bodies of the step run
-once more, their gradients are reduced, and their losses are exchanged. Then every worker does the same computation on the same
-bits (`suspended`), and so knows the next point, or that there is none. Only then comes the step's word, and the update.
+`optimizer.step(closure)` of such an optimizer needs the loss and its gradient at one point after another, each time over all
+virtual workers' micro-batches. So a step has several *evaluations*: in each of them all loop bodies of the step run once more,
+their gradients are reduced, and their losses are exchanged. Then every worker does the same computation on the same bits
+(`suspended`), and so knows the next point, or that none follows. Only then come the step's word and the update.
 
-The parameters have the values of the point within the closure alone: everywhere else a script sees those that the step began
-with. Buffers go from one evaluation to the next, as in a script for one GPU. Random numbers of evaluation e > 0 are drawn from
-(seed, step, virtual worker, e).
+The parameters have the values of the point only within the closure: everywhere else a script sees the values with which the step
+began. Buffers pass from one evaluation to the next, as in a script for one GPU. The generators are seeded anew for each
+evaluation: for number e > 0 from (seed, step, virtual worker, e).
 
-That all workers go on alike, or end, is compared after each evaluation by two integers: they would wait for each other in
-different operations otherwise. A joiner, which hosts nothing and has no parameters yet, learns from them whether another
-evaluation follows. It keeps the answers, and computes the update from them when its state has come.
+All workers have to go on, or to end, alike: otherwise they would wait for each other in different operations. So after each
+evaluation they compare their decisions by two integers. A joiner, which hosts no virtual worker and has no parameters yet, learns
+from these integers whether another evaluation follows. It keeps the losses and gradients, and computes the update from them when
+its state has arrived.
 """
 
 from __future__ import annotations
@@ -36,40 +37,42 @@ DISAGREE = (
 
 
 class Evaluations:
-    """Those of a step whose loss is evaluated once, as nearly all optimizers want it."""
+    """The single evaluation of the loss in a step, for nearly all optimizers."""
 
-    refuses = ""  # why a step's bodies may not do what does not hold for all evaluations; "": there is one
+    refuses = ""  # reason to refuse calls in a body that would differ between evaluations; "": there is only one
     number = 0  # of the evaluation in progress
-    goes_on = False  # another one follows this one in the step
+    goes_on = False  # whether another evaluation follows in the step
 
     @staticmethod
     def of(optimizers: Sequence[torch.optim.Optimizer], virtual_workers: int) -> Evaluations:
-        """As these optimizers of a script want it."""
+        """Return the evaluations that these optimizers of a script need."""
         several = len(optimizers) == 1 and isinstance(optimizers[0], torch.optim.LBFGS)
         return SeveralEvaluations(optimizers[0], virtual_workers) if several else Evaluations()
 
     def begin(self) -> None:
-        """A step begins, or begins again."""
+        """Begin a step, or begin it again."""
 
     def as_begun(self) -> AbstractContextManager[None]:
-        """Meanwhile, also within a closure, the parameters are those with which the step began."""
+        """Give the parameters, within the context, the values with which the step began; also within a closure."""
         return nullcontext()
 
     def catch_up(self) -> None:
-        """A joiner has its state: let it come to the end of the evaluations, too."""
+        """Repeat the step's evaluations on a joiner, which has its state now, from the kept losses and gradients."""
 
 
 class SeveralEvaluations(Evaluations):
-    """Those of one step after the other, of a script's only optimizer. For the training thread."""
+    """The evaluations of each step, for a script's only optimizer. For the training thread."""
 
     refuses = "the optimizer is LBFGS"
 
     def __init__(self, optimizer: torch.optim.Optimizer, virtual_workers: int) -> None:
         self._optimizer = optimizer
-        self._kind = type(optimizer)  # that of torch: the runtime has put none between yet
+        self._kind = type(optimizer)  # torch's class: the runtime has not inserted its own yet
         self._n = virtual_workers
-        self._begun: list[torch.Tensor] = []  # what the parameters contain, from the first other point on
-        self._at_other = False  # they contain such a point
+        self._begun: list[
+            torch.Tensor
+        ] = []  # the parameters' values at the step's beginning, from the second evaluation on
+        self._at_other = False  # whether the parameters have the values of another point
         self._suspended: SuspendedStep | None = None
         self._work: dist.Work | None = None
         self.begin()
@@ -82,19 +85,20 @@ class SeveralEvaluations(Evaluations):
         self._losses: dict[
             int, tuple[float, float]
         ] = {}  # of this worker's bodies in this evaluation, with their weights
-        self._first: dict[int, Any] = {}  # what closures have returned in the step's first
-        self._answers: list[tuple[float, dict[int, torch.Tensor]]] = []  # of a joiner, which cannot use them yet
+        self._first: dict[int, Any] = {}  # results of the closures in the step's first evaluation, by virtual worker
+        self._answers: list[tuple[float, dict[int, torch.Tensor]]] = []  # losses and gradients that a joiner keeps
 
     def drop(self) -> None:
-        """Nothing comes of what has been evaluated."""
+        """Discard the evaluations so far."""
         self._begun = []
         if self._suspended is not None:
             self._suspended.drop()
             self._suspended = None
 
     def evaluate(self, virtual_worker: int, weight: float, closure: Callable[[], Any]) -> Any:
-        """Have a body compute its loss at the present point. Returns what its closure has returned in the first evaluation, as
-        `step` does. Raises UserError if that is no loss."""
+        """Compute a body's loss at the present point. Returns the closure's result in the first evaluation, as LBFGS's `step`.
+
+        Raises UserError if the closure's result is not a number."""
         with self._at_point():
             loss = closure()
         try:
@@ -111,8 +115,8 @@ class SeveralEvaluations(Evaluations):
 
     @contextmanager
     def _at_point(self) -> Iterator[None]:
-        """Meanwhile the parameters are those for which the loss is wanted."""
-        if self._suspended is None:  # those of now
+        """Give the parameters, within the context, the values of the point at which the loss is wanted."""
+        if self._suspended is None:  # the first evaluation: the parameters' own values
             yield
             return
         own = parameters_of(self._optimizer)
@@ -141,7 +145,7 @@ class SeveralEvaluations(Evaluations):
     # -- the end of an evaluation
 
     def told(self, hosted: Sequence[int]) -> torch.Tensor:
-        """The losses that this worker's bodies have had in the evaluation, weighted, by virtual worker; 0 for all others."""
+        """Return the weighted losses of this worker's bodies in the evaluation: float64 [N], 0 for other virtual workers."""
         self.goes_on = False
         losses = torch.zeros(self._n, dtype=torch.float64)
         for virtual_worker in hosted:
@@ -151,19 +155,20 @@ class SeveralEvaluations(Evaluations):
         return losses
 
     def exchange(self, communicator: Communicator, losses: torch.Tensor) -> None:
-        """Begin to make them those of all workers. Raises CommunicatorBroken."""
+        """Begin to add up the losses over all workers, in place. Raises CommunicatorBroken."""
         self._work = communicator.all_reduce(losses)
 
     def wait(self, communicator: Communicator) -> None:
-        """They are. Raises CommunicatorBroken."""
+        """Wait until `losses` of `exchange` are those of all virtual workers. Raises CommunicatorBroken."""
         work, self._work = self._work, None
         communicator.wait(work)
 
     def decide(
         self, communicator: Communicator, losses: torch.Tensor, gradient: Gradient, parameters: Sequence[torch.Tensor]
     ) -> bool:
-        """The losses of all virtual workers have come, and the gradient, of these parameters. Decide with the others whether the
-        step has another evaluation. Returns whether all agree. Raises CommunicatorBroken."""
+        """Decide, with the other workers, whether the step has another evaluation. Returns whether all workers agree.
+
+        losses: of all virtual workers. gradient: the reduced one of `parameters`. Raises CommunicatorBroken."""
         views = {id(parameter): view for parameter, view in zip(parameters, gradient.views, strict=True)}
         if self._suspended is None:
             self._suspended = SuspendedStep(self._optimizer, self._kind)
@@ -173,7 +178,7 @@ class SeveralEvaluations(Evaluations):
     def decide_joining(
         self, communicator: Communicator, losses: torch.Tensor, gradient: Gradient, parameters: Sequence[torch.Tensor]
     ) -> bool:
-        """As `decide`, on a worker whose state is on its way."""
+        """Take part in `decide` on a joiner, whose state has not arrived yet."""
         views = {id(parameter): view.clone() for parameter, view in zip(parameters, gradient.views, strict=True)}
         self._answers.append((self._mean(losses), views))
         return self._agree(communicator, NOTHING, NOTHING)
@@ -203,7 +208,7 @@ class SeveralEvaluations(Evaluations):
         self._answers = []
 
     def install(self, optimizer: torch.optim.Optimizer) -> None:
-        """The step of the optimizer, as far as its hooks see it: all is computed, and becomes the parameters' and its state."""
+        """Install the computed parameters and optimizer state. It replaces the optimizer's `step`, between its hooks."""
         assert optimizer is self._optimizer
         assert self._suspended is not None
         self._suspended.install()
@@ -211,6 +216,6 @@ class SeveralEvaluations(Evaluations):
 
 
 def _put(parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Let parameters contain this for a while. Their versions stay: nobody has changed them."""
+    """Copy values to parameters without a change of their version counters: the script has not changed them."""
     with torch.no_grad():
         torch._foreach_copy_([parameter.data for parameter in parameters], [value.detach() for value in values])

@@ -1,9 +1,10 @@
-"""What a script sets in `optimizer.param_groups`: part of the job's state, and virtual worker 0 decides, as with buffers.
+"""Hyper-parameters: the options in `optimizer.param_groups`, which are part of the job's state.
 
-Each virtual worker's body begins with the values that the job has. What the body has made of them by `optimizer.step()` holds for
-this step's update. All bodies of a step have to agree: those of one worker are compared at once, and those of several
-by a number in the step's word (`inband`). So nothing has to be sent, except to a joiner, which runs no body in its first
-step. What a body sets after `optimizer.step()` is what the next step begins with: that of the last body on each worker counts.
+Each virtual worker's body begins with the job's values. The values that it leaves at `optimizer.step()` hold for this step's
+update. All bodies of a step have to agree: bodies of one worker are compared at once, and those of several workers by a number in
+the step's word (`inband`). So no values have to be sent, except to workers that run no body in the step, such as a joiner in its
+first one: they take those of virtual worker 0. The next step begins with the values that the last body of each worker leaves
+after `optimizer.step()`.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ REMEDY = (
     "every virtual worker runs the loop body once for each global step, so derive it from run.steps_done, and not from a "
     "counter of loop bodies or from a batch"
 )
-HASH_BITS = 62  # of a number in the word, with its negative beside it
+HASH_BITS = 62  # of a hash in the word, which also has its negative
 
 
-@dataclass(frozen=True, eq=False)  # compared by what they contained in `_equal` alone
+@dataclass(frozen=True, eq=False)  # `_equal` compares the values
 class _Tensor:
-    """A tensor that is a hyper-parameter, and what it contained."""
+    """A tensor that is a hyper-parameter, with a copy of its value."""
 
-    tensor: torch.Tensor | None  # the one that contained it; None: it is another worker's
+    tensor: torch.Tensor | None  # the script's own tensor; None: the value is from another worker
     value: torch.Tensor
 
 
 Options = list[list[dict[str, Any]]]  # by optimizer and group; tensors are `_Tensor`
 _FIXED = frozenset({type(None), bool, int, float, str, tuple})  # types of options that nobody changes in place
 _values = methodcaller("values")
-_Changes = dict[str, tuple[Any, Any]]  # by the option's name: before, and behind
+_Changes = dict[str, tuple[Any, Any]]  # by the option's name: values before and after
 
 
 class Hyperparameters:
-    """The options of all groups of these optimizers, in a step. Takes part in the step's word."""
+    """The options of all groups of these optimizers in a step. Takes part in the step's word."""
 
     name = "hyper-parameters"
     slots = 2
@@ -52,38 +53,38 @@ class Hyperparameters:
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
         self._hashed: tuple[Options, int] | None = None
-        self._sizes: list[int] | None = None  # of all groups as they were taken last; None: their values may change
-        self._seen: list[Any] = []  # and their keys and values
-        self._taken: Options = []  # what was taken then
+        self._sizes: list[int] | None = None  # of all groups at the last `_take`; None: values may change in place
+        self._seen: list[Any] = []  # all keys and values at the last `_take`
+        self._taken: Options = []  # result of the last `_take`
         self._begin_with(self._take())
 
     def _begin_with(self, start: Options) -> None:
         self._start = start
-        self.some_look_away = False  # there are workers that run no body in this step
-        self._own: Options | None = None  # of the first body here, at its `optimizer.step()`
-        self._base: Options = start  # what the present body goes on with behind it
-        self._behind: _Changes | None = None  # by the first body here, behind it
-        self._told: Options | None = None  # virtual worker 0's, to one without a body
+        self.some_look_away = False  # whether some workers run no body in this step
+        self._own: Options | None = None  # options of this worker's first body at its `optimizer.step()`
+        self._base: Options = start  # options of the present body just after its `optimizer.step()`
+        self._behind: _Changes | None = None  # changes by this worker's first body after its `optimizer.step()`
+        self._told: Options | None = None  # options of virtual worker 0, received by a worker that runs no body
         self._step = -1
 
     # -- a step
 
     def begin(self, step: int) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._begin_with(self._take())
         self._step = step
 
     def restore(self) -> None:
-        """What the step began with holds again."""
+        """Restore the values with which the step began."""
         self._put(self._start)
 
     def begin_body(self) -> None:
-        """A virtual worker begins."""
+        """Begin the body of a virtual worker."""
         if self._own is not None:
             self.restore()
 
     def keep(self) -> None:
-        """A body has come to `optimizer.step()`. Raises UserError if it disagrees with one before."""
+        """Keep a body's options at its `optimizer.step()`. Raises UserError if they differ from an earlier body's."""
         taken = self._take()
         self._check_groups(taken)
         if self._own is None:
@@ -93,7 +94,9 @@ class Hyperparameters:
         self._base = self._own
 
     def end_body(self, followed: bool) -> None:
-        """A body is over. Raises UserError if it disagrees with one before. followed: a scheduler was stepped in it."""
+        """Compare a body's changes after `optimizer.step()`, at its end. Raises UserError if they differ from an earlier body's.
+
+        followed: a scheduler was stepped in the body (`following`), so nothing is compared."""
         if followed or self._own is None:
             return
         taken = self._take()
@@ -105,7 +108,7 @@ class Hyperparameters:
             self._disagree(_disagreement(self._behind, changes), " after optimizer.step()")
 
     def apply(self) -> None:
-        """The update is about to be made: the step's values hold."""
+        """Set the step's options, just before the update."""
         told, self._told = self._told, None
         if told is not None:
             self._put(told)
@@ -113,7 +116,7 @@ class Hyperparameters:
             self._put(self._own)
 
     def updated(self) -> None:
-        """The update has been made; it may have changed them."""
+        """Take the options after the update, which may have changed them."""
         self._base = self._take()
 
     def _disagree(self, found: tuple[str, Any, Any] | None, where: str) -> None:
@@ -130,29 +133,31 @@ class Hyperparameters:
     # -- in band
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """What this worker's bodies have begun with and set, and its negative: the greatest of both tell whether all agree."""
+        """Return a hash of the options before and after this worker's bodies, and its negative.
+
+        The workers agree if the maximum of the one is the negative of the maximum of the other."""
         if part.joins or self._own is None:
             return NOTHING, NOTHING
         number = self._hash()
         return number, -number
 
     def wants(self, part: Part) -> bool:
-        """Something has changed, which a worker without a body does not know."""
+        """Return whether a worker without a body needs the options, since the bodies have changed them."""
         changed = self._own is not None and _difference(self._start, self._own) is not None
         return 0 in part.hosted and self.some_look_away and changed
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """Somebody disagrees."""
+        """Return whether the workers disagree."""
         return greatest[0] != NOTHING and greatest[0] != -greatest[1]
 
     def letter(self, part: Part) -> Any:
-        """What it begins with, and what its bodies have set."""
+        """Return the options with which the step began, and those that this worker's bodies have left."""
         if part.joins or self._own is None:
             return None
         return {"first": 0 in part.hosted, "start": plain(self._start), "own": plain(self._own)}
 
     def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Raises UserError if workers disagree. One without a body takes virtual worker 0's values."""
+        """Compare the letters; a worker without a body takes virtual worker 0's options. Raises UserError if workers disagree."""
         present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
         for kind, when in (("start", "before"), ("own", "in")):
             for rank, letter in present:
@@ -174,16 +179,18 @@ class Hyperparameters:
     # -- as values
 
     def values(self) -> Any:
-        """Those of now, in plain values."""
+        """Return the present options in plain values."""
         return plain(self._take())
 
     def set_values(self, values: Any) -> None:
-        """Take over what `values` of the same script has returned."""
+        """Set the options to a result of `values` of the same script."""
         self._put(_of_plain(values))
 
     def _take(self) -> Options:
-        """The options of now. Where each is the very object that was taken before, the same list as then is returned: nothing
-        is copied or compared in a step that sets none of them."""
+        """Return the present options.
+
+        If all are the same objects as at the last call, it returns the same list: a step that sets no option copies nothing, and
+        compares nothing further."""
         present = [optimizer.param_groups for optimizer in self._optimizers]
         every = [*chain.from_iterable(present)]
         sizes = [*map(len, present), *map(len, every)]
@@ -216,7 +223,9 @@ class Hyperparameters:
 
 
 def _into(present: Any, saved: Any) -> Any:
-    """`saved`; a tensor in the memory that it had, or in that of `present` where it is another worker's and fits."""
+    """Return a saved option. A tensor's value is copied to the script's own tensor, or for another worker's value to `present`.
+
+    If `present` does not have its shape and type, it is a new tensor."""
     if not isinstance(saved, _Tensor):
         return saved
     tensor, value = saved.tensor, saved.value
@@ -228,14 +237,16 @@ def _into(present: Any, saved: Any) -> Any:
 
 
 def _difference(one: Options, other: Options) -> tuple[str, Any, Any] | None:
-    """The first option that is not the same, with both values."""
+    """Return the name of the first option that differs, with both values; None: all are equal."""
     for name, (a, b) in _changes(one, other).items():
         return name, _shown(a), _shown(b)
     return None
 
 
 def _disagreement(one: _Changes, other: _Changes) -> tuple[str, Any, Any] | None:
-    """The first option that was not changed alike, with both values. What began alike must end alike."""
+    """Return the name of the first option that was changed differently, with both values; None: there is none.
+
+    An option that both have changed, from different values, is not compared."""
     for name in [*one, *(name for name in other if name not in one)]:
         if name not in one or name not in other:
             began, ended = one.get(name) or other[name]
@@ -263,7 +274,7 @@ def _changes(one: Options, other: Options) -> _Changes:
 
 
 def _plainly_equal(one: Options, other: Options) -> bool:
-    """Are they equal without a closer look, as in most steps? A script's own values may compare in ways of their own."""
+    """Return whether `==` finds the options equal, as in most steps. False if it cannot, such as for arrays."""
     try:
         return one == other
     except (ValueError, RuntimeError, TypeError):  # "truth value is ambiguous" of an array, for example
@@ -293,7 +304,7 @@ def _refuse(one: tuple[int, Any], other: tuple[int, Any], kind: str, when: str) 
 
 
 def plain(options: Options) -> list[Any]:
-    """In plain values, the tensors with their contents. Raises UserError, naming the option, where that cannot be."""
+    """Return options in plain values, with the tensors' contents. Raises UserError, naming the option that cannot be packed."""
     return [
         [
             pack(

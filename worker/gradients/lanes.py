@@ -1,7 +1,7 @@
-"""What each of the updates from a batch trains, and what its gradient takes on its way: a lane for each.
+"""Lanes: for each of the updates from a batch, its parameters and the memory in which its gradient is summed.
 
-The gradient of a step is collected (`accumulation`) and reduced (`reduction`) in the lane of the update that the step makes. Of
-what the script computes for the parameters of other updates nothing is kept.
+The gradient of a step is collected (`accumulation`) and reduced (`reduction`) in the lane of the update that the step makes.
+Gradients that the script computes for the parameters of other updates are discarded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .updates import Updates
 
 @dataclass
 class Lane:
-    """What one of the updates trains, and what its gradient takes on its way."""
+    """Parameters of one update, with the layout, accumulation and reduction of their gradient."""
 
     parameters: list[torch.nn.Parameter]
     layout: Layout
@@ -29,7 +29,7 @@ class Lane:
 
 
 class Lanes:
-    """Those of all updates from a batch. For the training thread."""
+    """The lanes of all updates from a batch. For the training thread."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Lanes:
         canonical: bool,
         overlap: bool,
     ) -> None:
-        """trained: by any of the optimizers. canonical, overlap: as `stepping.Recipe` has them."""
+        """trained: parameters that any of the optimizers trains. canonical, overlap: as in `stepping.Recipe`."""
         self._updates = updates
         self._optimizers = optimizers
         self._virtual_workers = self._micro_batches = virtual_workers
@@ -52,20 +52,20 @@ class Lanes:
         self.present = self._lanes[0]  # of the step in progress
 
     def owned(self, step: int, parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-        """Those of `parameters` that a step trains."""
+        """Return those of `parameters` that a step trains."""
         return self._updates.owned(step, parameters, self._optimizers)
 
     def prepare(self) -> None:
-        """Take the memory of the first steps."""
+        """Allocate the memory of the first steps in advance."""
         for lane in self._lanes:
             lane.accumulation.prepare()
 
     def enter(self, world_size: int) -> None:
-        """The next steps are another generation's, with so many workers."""
+        """Run the next steps in another generation, with this number of workers."""
         self._world_size = world_size
 
     def rearrange(self, micro_batches: int) -> None:
-        """Virtual workers are hosted elsewhere, or reached otherwise, or have more micro-batches, together so many."""
+        """Prepare for another hosting, communicator, or number of micro-batches in a step, which is `micro_batches`."""
         self._micro_batches = micro_batches
         for lane in self._lanes:
             lane.reducer = None
@@ -78,14 +78,14 @@ class Lanes:
         communicator: Communicator,
         ranges: Sequence[range],
     ) -> Lane:
-        """A step begins, which trains these parameters. Returns its lane."""
+        """Begin a step that trains these parameters. Returns its lane."""
         lane = self.show(step, parameters)
         if lane.reducer is None:
             lane.reducer = self._new_reducer(communicator, ranges, lane.layout)
         return lane
 
     def show(self, step: int, parameters: list[torch.nn.Parameter]) -> Lane:
-        """Loop bodies of a step begin, whose gradients may count for nothing. Returns the step's lane."""
+        """Begin loop bodies of a step without a reduction, as for gradients that are not used. Returns the step's lane."""
         number = self._updates.number(step)
         lane = self._lanes[number]
         if not same(parameters, lane.parameters) or self._world_size > lane.layout.padding:
@@ -96,19 +96,19 @@ class Lanes:
         return lane
 
     def forget_others(self) -> None:
-        """What the script has computed for the parameters of other updates is no part of this one."""
+        """Discard gradients of parameters that only other updates train."""
         for lane in self._lanes:
             if lane is not self.present:
                 for parameter in lane.parameters:
                     parameter.grad = None
 
     def give_up(self) -> None:
-        """Nothing of the step in progress is left."""
+        """Discard the gradients of the step in progress."""
         for lane in self._lanes:
             lane.accumulation.forget()
 
     def _lay_out(self, parameters: list[torch.nn.Parameter]) -> Lane:
-        # There may be more workers than virtual workers: while a whole roster is being replaced, old and new are there.
+        # There may be more workers than virtual workers: while a whole roster is replaced, it contains old and new workers.
         layout = Layout(parameters, padding=max(self._virtual_workers, self._world_size))
         accumulation = Accumulation(layout, self._micro_batches, self._canonical, self._overlap)
         return Lane(parameters, layout, accumulation)

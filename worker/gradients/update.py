@@ -1,7 +1,7 @@
-"""From the step's gradient to new parameters: scaling back, clipping, the optimizers, the schedulers.
+"""The update of a step: unscaling and clipping of the gradient, the optimizers, the schedulers.
 
-It happens once for each global step, on every worker, from the same reduced gradient; so whatever is decided here (a norm, a step
-that a gradient scaler skips because of an overflow) is decided alike everywhere.
+Every worker makes it once for each global step, from the same reduced gradient. So results that depend on the gradient (a norm, a
+step that a gradient scaler skips because of an overflow) are equal on all workers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..interposed import put_between
 from ..results import Results
 from .clipping import Clipping, divide
 
-Evaluate = Callable[[Callable[[], Any]], Any]  # calls a script's closure, and returns what its `step` returns
+Evaluate = Callable[[Callable[[], Any]], Any]  # calls a script's closure, and returns the result for its `step`
 
 
 class Update:
-    """What a script has chosen to update its model with."""
+    """Objects and settings with which a script updates its model."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class Update:
         after_update: Callable[[], None] | None = None,
         scheduler_frequency: int = 1,
     ) -> None:
-        """before_update: called with the global gradient in the parameters' `grad`, on every worker. after_update: with the new
-        parameters, on every worker. scheduler_frequency: units (`scaling`) between two of a scheduler's."""
+        """before_update: called on every worker with the global gradient in the parameters' `grad`. after_update: called on every
+        worker with the new parameters. scheduler_frequency: number of units (`scaling`) per step of a scheduler."""
         self.optimizers = list(optimizers)
         self.schedulers = list(schedulers)
         self.scaler = scaler
@@ -53,9 +53,10 @@ class Update:
         results: Results,
         processed: bool = False,
     ) -> None:
-        """Update the parameters from their `grad`, the mean over all micro-batches, or over `items` if not 0. stepped:
-        positions of the optimizers that do it. scale: of the step. results: are told the gradient's norm and the rates.
-        processed: `process` has been called for this gradient."""
+        """Update the parameters from their `grad`, the mean over all micro-batches.
+
+        stepped: positions of the optimizers of this update. scale: of the step. items: if not 0, the mean is over this number of
+        items instead. results: receives the gradient's norm and the learning rates. processed: `process` has been called."""
         optimizers = [self.optimizers[position] for position in stepped]
         acts = [optimizer._act for optimizer in optimizers if isinstance(optimizer, ElasticOptimizer)]
         for act in acts:
@@ -104,7 +105,7 @@ class Update:
             self._after_update()
 
     def _step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises UserError if it wants the loss again."""
+        """Step an optimizer. Raises UserError if it needs to evaluate the loss again."""
         try:
             if self.scaler is None:
                 optimizer.step()
@@ -121,7 +122,7 @@ class Update:
 
 
 class _Act:
-    """What the runtime and one optimizer's class share."""
+    """The runtime's side of one optimizer, for its inserted class."""
 
     def __init__(
         self,
@@ -135,14 +136,14 @@ class _Act:
         self.divided = divided  # the optimizer's state is divided among the workers (`sharding`)
         self.stepped = stepped
         self.evaluate = evaluate
-        self.computes = computes  # a micro-batch's gradient, that is: there may be a part of it to forget
-        self.acting = False  # the runtime makes the update: `step` is the optimizer's own
+        self.computes = computes  # returns whether a micro-batch's gradient is being computed, and may be discarded
+        self.acting = False  # whether the runtime makes the update: then `step` is the optimizer's own
 
 
 class ElasticOptimizer(torch.optim.Optimizer):
-    """A script's optimizer, acting once per global step. Everything else is as it was: it is the same object, of a class between.
+    """A script's optimizer that updates once per global step. It stays the same object: this class is put before its own.
 
-    So whatever knows the optimizer (schedulers made before or after, hooks, a gradient scaler) goes on knowing it.
+    So references to the optimizer stay valid (schedulers made before or after, hooks, a gradient scaler).
     """
 
     _act: _Act
@@ -151,10 +152,10 @@ class ElasticOptimizer(torch.optim.Optimizer):
         raise TypeError("an ElasticOptimizer is made of an optimizer that is there: see `make_elastic`")
 
     def step(self, closure: Any = None, **named: Any) -> Any:
-        """This micro-batch's gradient is complete; after the last one of a global step the update is applied.
+        """End this micro-batch's gradient; after the last one of a global step, apply the update.
 
-        closure: computes it, and is called once, here and now. Returns what it returns. Optimizers that evaluate the loss again
-        need one: the loop body runs once for each evaluation (`evaluations`)."""
+        closure: computes the loss and its gradient, and is called once, at once; its result is returned. Optimizers that evaluate
+        the loss several times need a closure: then the loop body runs once for each evaluation (`evaluations`)."""
         act = self._act
         if act.acting:
             return act.original(**named) if closure is None else act.original(closure, **named)
@@ -167,24 +168,25 @@ class ElasticOptimizer(torch.optim.Optimizer):
         act.stepped()
         return loss
 
-    # torch wraps a `step` that does not say that it is wrapped: for its hooks, and for its schedulers. Ours is neither the call
-    # that hooks are for, nor may a scheduler made later miss that there was one.
+    # torch wraps a `step` without these marks, for hooks and for schedulers. Hooks are for the update, not for this call; and
+    # without the second mark, a scheduler would warn that `step` was overridden.
     step.hooked = True  # type: ignore[attr-defined]
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget what backward passes have computed for this micro-batch so far. Before the first of them, and behind `step`,
-        nothing: each micro-batch starts from no gradient, and what is complete belongs to the global step."""
+        """Discard the gradients that backward passes have computed for this micro-batch so far.
+
+        Outside a micro-batch, and after `step`, it does nothing: complete gradients belong to the global step."""
         if self._act.computes():
             super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """As without the runtime. Raises UserError where no worker has the whole state."""
+        """Return the optimizer's state as without the runtime. Raises UserError if the state is divided among the workers."""
         self._refuse_divided("state_dict()")
         return super().state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As without the runtime. Raises UserError where no worker has the whole state."""
+        """Load the optimizer's state as without the runtime. Raises UserError if the state is divided among the workers."""
         self._refuse_divided("load_state_dict()")
         super().load_state_dict(state_dict)
 
@@ -204,13 +206,13 @@ def make_elastic(
     update: Callable[[torch.optim.Optimizer], None] | None = None,
     divided: bool = False,
 ) -> None:
-    """From now on `optimizer.step()` means `stepped()`, unless the runtime calls it. computes: is the gradient of a micro-batch
-    being computed, which this optimizer has not been stepped for?
+    """Let `optimizer.step()` call `stepped()`, unless the runtime calls it.
 
-    evaluate: calls a closure, for one that evaluates the loss again. update: what it does then, in place of its own `step`.
-    divided: its state is divided among the workers."""
+    computes: returns whether a micro-batch's gradient is being computed for which this optimizer has not been stepped. evaluate:
+    calls a closure, for an optimizer that evaluates the loss several times. update: replaces the `step` of such an optimizer.
+    divided: the optimizer's state is divided among the workers."""
     kind = type(optimizer)
-    # A scheduler has put its own `step` before the class's, to see that it is called.
+    # A scheduler may have put a wrapper before the class's `step`, to notice its calls.
     original = optimizer.__dict__.pop("step", None) or partial(kind.step, optimizer)
     if update is not None:
         original = partial(kind.profile_hook_step(update), optimizer)  # with the script's hooks
@@ -218,28 +220,28 @@ def make_elastic(
 
 
 class ElasticScaler:
-    """A script's gradient scaler: it scales each loss; the rest happens once per global step, to the global gradient."""
+    """A script's gradient scaler. It scales each loss; the update unscales the global gradient, once per global step."""
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self._scaler = scaler
 
     def scale(self, outputs: Any) -> Any:
-        """The loss, multiplied by the present scale."""
+        """Return the loss multiplied by the present scale."""
         return self._scaler.scale(outputs)
 
     def step(self, optimizer: ElasticOptimizer) -> None:
-        """As `optimizer.step()`."""
+        """Call `optimizer.step()`."""
         if not isinstance(optimizer, ElasticOptimizer):
             raise UserError("scaler.step() takes the optimizer that prepare() returned")
         optimizer.step()
 
     def update(self, new_scale: Any = None) -> None:
-        """Nothing: the scale changes with the global step."""
+        """Do nothing: the scale changes once per global step. Raises UserError for a new scale."""
         if new_scale is not None:
             raise UserError("scaler.update(new_scale): the scale follows the global gradient and cannot be set")
 
     def unscale_(self, optimizer: Any) -> None:
-        """Refused: a micro-batch's gradient is not the global one."""
+        """Raise UserError: a micro-batch's gradient is not the global one."""
         raise UserError(
             "scaler.unscale_(): leave it out, the global gradient is unscaled before it is clipped. In place of clip_grad_norm_ "
             "write run.clip(1.0), or give prepare() max_grad_norm= or before_update="

@@ -1,7 +1,7 @@
 """Several updates from one batch, such as the two halves of a GAN: each is a step of its own, with optimizers of its own.
 
-Steps take turns. In each, every worker trains the parameters of that update's optimizers alone; those of others are neither
-reduced nor changed, whatever gradients a backward pass leaves with them.
+The updates take turns, one in each step. In a step every worker trains only the parameters of that update's optimizers. Other
+parameters are neither reduced nor changed, whatever gradients a backward pass leaves in their `grad`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ class Updates:
     """The updates that are made from each batch, in their order."""
 
     def __init__(self, names: Sequence[str], optimizers: Sequence[tuple[int, ...]]) -> None:
-        """optimizers: of each update, by their position among all."""
+        """optimizers: for each update, the positions of its optimizers among all."""
         self.names = tuple(names)
         self._optimizers = tuple(optimizers)
 
     @classmethod
     def of(cls, updates: Any, optimizers: Sequence[torch.optim.Optimizer]) -> Updates:
-        """As a script gives them: a mapping from names to the optimizer, or optimizers, that are stepped. None: one update.
+        """Return the updates of a script's argument: a mapping from names to the stepped optimizer or optimizers.
 
-        Raises UserError where they cannot be meant."""
+        None: one update, with all optimizers. Raises UserError for another type, for an optimizer that `prepare` was not given,
+        and if an optimizer is never stepped."""
         if updates is None:
             return cls(("",), (tuple(range(len(optimizers))),))
         if not isinstance(updates, Mapping) or not updates or not all(isinstance(name, str) for name in updates):
@@ -51,17 +52,17 @@ class Updates:
         return len(self.names)
 
     def number(self, step: int) -> int:
-        """Which update a step makes."""
+        """Return the number of the update that a step makes."""
         return step % len(self.names)
 
     def optimizers(self, step: int) -> tuple[int, ...]:
-        """By their position: those that the script steps in a step."""
+        """Return the positions of the optimizers that the script steps in a step."""
         return self._optimizers[self.number(step)]
 
     def owned(
         self, step: int, parameters: list[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
     ) -> list[torch.nn.Parameter]:
-        """Those of `parameters` that a step trains."""
+        """Return those of `parameters` that a step trains."""
         if len(self.names) == 1:
             return parameters
         groups = [group for position in self.optimizers(step) for group in optimizers[position].param_groups]
@@ -69,7 +70,7 @@ class Updates:
         return [parameter for parameter in parameters if id(parameter) in known]
 
     def check_all_stepped(self, step: int, stepped: Collection[int]) -> None:
-        """Raises UserError if a script has stepped some optimizers for a batch, and others not."""
+        """Raise UserError if the script has stepped some of the step's optimizers for a batch, but not all."""
         wanted = self.optimizers(step)
         if stepped and (missing := [position for position in wanted if position not in stepped]):
             raise UserError(
@@ -80,7 +81,7 @@ class Updates:
             )
 
     def check_stepped(self, step: int, optimizer: int) -> None:
-        """Raises UserError if a script steps an optimizer in another's update."""
+        """Raise UserError if the script steps an optimizer in an update to which it does not belong."""
         if optimizer not in self.optimizers(step):
             number = self.number(step)
             theirs = next(name for name, those in zip(self.names, self._optimizers, strict=True) if optimizer in those)

@@ -1,6 +1,6 @@
-"""The state that this worker holds: its step, how it is taken over from others, and how it is saved.
+"""The state that this worker holds: its step, the takeover of a state from others, and checkpoints.
 
-Its tensors are the model's and the optimizers' own. A state is taken over from a checkpoint (`load`) or from another
+The state's tensors are the model's and the optimizers' own. A state is taken over from a checkpoint (`load`) or from another
 worker (`transfers`): its tensors are copied into their places first, then the other values follow.
 
 A script may have to run code that precedes the state (`values`): the beginning of the epoch that it joins, and the end
@@ -27,7 +27,7 @@ from .training_state import DIVISION, TrainingState
 from .values import ScriptValues
 
 SCRIPT = "script"  # key in a checkpoint's header: the script's own variables, by name
-KEYS = "keys"  # of the same: the keys of `state_dict`, with which the state is exported
+KEYS = "keys"  # likewise: the keys of `state_dict`, with which the state is exported
 
 
 class HeldState:
@@ -124,7 +124,7 @@ class HeldState:
             self.likeness.check(header.get("likeness"))
 
     def header_came(self, header: dict[str, Any]) -> None:
-        """Check a state that another worker sends, as `check`, and take note of who has its divided parts."""
+        """Check a state that another worker sends, as `check`, and take note of the workers with its divided parts."""
         self.check(header)
         if self.parts.divided is not None:
             self.settle()

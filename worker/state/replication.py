@@ -72,7 +72,7 @@ class Pending:
         self._payload = payload  # memory that the transfers use
 
     def wait(self) -> list[torch.Tensor]:
-        """Block until all is sent (received). Returns the tensors. Raises CommunicatorBroken."""
+        """Block until everything is sent, or received. Returns the tensors. Raises CommunicatorBroken."""
         for work in self._works:
             self._communicator.wait(work)
         return self._payload

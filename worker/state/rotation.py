@@ -1,4 +1,4 @@
-"""Which part of a state is compared in which step. Pure.
+"""Schedule of comparisons: the part of a state that is compared in each step. Pure.
 
 The state is laid out on one line: each tensor is as long as the time to digest it. The line is cut into equal *looks*,
 as few as keep each of them worth its cost. The looks are spread evenly over a *round* of `every` steps, so each element

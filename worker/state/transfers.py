@@ -79,14 +79,14 @@ class StateTransfers:
             self._replication.sent()
 
     def send_at_the_end(self) -> None:
-        """As `send`, when the job has no step left, so that the loss of a joining worker is harmless."""
+        """Begin to send the state when the job has no step left, so that the loss of a joining worker is harmless."""
         try:
             self.send()
         except CommunicatorBroken:
             log.info("a joiner has gone before the state could be sent to it; the job is over anyway")
 
     def complete(self) -> TransfersCompleted:
-        """As `sent`, when the job has no step left, so that the loss of a joining worker is harmless."""
+        """Block until all is sent when the job has no step left, so that the loss of a joining worker is harmless."""
         try:
             self.sent()
         except CommunicatorBroken:

@@ -1,4 +1,4 @@
-"""Which of several workers with different states is wrong, and in which value. Pure.
+"""Verdict on workers with different states: the workers that are wrong, and the value in which they differ. Pure.
 
 Each worker sends *entries* of its state, all in the same order: a name, a digest, and the value as text. Workers with
 the same entries form one opinion. If more than half of them share an opinion, the others are wrong. Otherwise the wrong

@@ -1,31 +1,34 @@
-"""What the training thread is to do next. Pure: facts of that thread in, instructions for it out (`machine` has the whole).
+"""State machine of the training thread. Pure: facts of the thread go in, instructions for it come out.
+
+`worker.machine` combines it with the other parts of a worker.
 
 Theory of operation
 -------------------
-The thread does one thing at a time (`doing`, with the table of what may come next), and the table at the end says which facts may
-come meanwhile; any other raises InvalidTransition and changes nothing. Between two steps it is at a *boundary*: the only
-place where the generation changes, where a preempted worker ends, and where a checkpoint is begun.
+The thread does one thing at a time (`doing` has the table of possible transitions). The table at the end of this module says
+which facts may come during each activity; any other raises InvalidTransition and changes nothing. Between two steps the thread is
+at a *boundary*: only there the generation changes, a preempted worker ends, and a checkpoint is begun.
 
-What the worker has of the job's state is one of five things (`position`): the script's initial values; nothing of use, after a
-state has begun to overwrite them; the whole state of a step; that but for the script's registered values, which a joiner gets one
-boundary later; or the whole of it on a newcomer that has not proved itself. Only who has the whole and has proved itself counts
-as a holder, and only that is saved.
+A worker holds one of five parts of the job's state (`position`): the script's initial values; nothing of use, after a received
+state has begun to overwrite them; the whole state of a step; this state without the script's registered values, which a joiner
+gets one boundary later; or the whole state, on a newcomer that has not proved itself. Only a worker that has the whole state and
+has proved itself counts as a holder, and only the state of a holder is saved.
 
-*First steps of a generation* (`generation`). Who holds the state computes, and sends it to the joiners meanwhile. A joiner hosts
-nothing, receives the state of the step before, and applies the same update. At the next boundary the registered values follow.
-In the second step newcomers host nothing either: each computes a micro-batch of a holder as well, and all compare the results
-(`crosscheck`). A newcomer that differs ends, and has changed nothing for the others. From the third step on all host, or later
-where the comparison goes on. A holder that is alone without a state is the first of its job: it loads a checkpoint, or begins
-anew; not if the job is known to have a newer checkpoint than it finds, nor if its initial values are gone. Then it ends.
+*First steps of a generation* (`generation`). Holders of the state compute, and send it to the joiners meanwhile. A joiner hosts
+no virtual worker, receives the state of the step before, and applies the same update. At the next boundary the registered values
+follow. In the second step newcomers host no virtual worker either: each computes a micro-batch of a holder as well, and all
+compare the results (`crosscheck`). A newcomer that differs ends, and has changed nothing for the others. From the third step on
+all members host, or later if the comparison goes on. If no member has a state, the leader alone counts as the holder: it loads
+a checkpoint, or begins anew. It ends instead if the job is known to have a newer checkpoint than it finds, or if its initial
+values are gone.
 
 *A failure* takes nothing that has been applied. The thread gives up the step in progress and waits for the next generation.
 
-*Preemption.* At its next boundary the worker ends, saves the state and ends, or stands by until somebody has saved it
-(`closing`, `suspension`). A step in progress is given up after a while: a member that has ended does not send its part.
+*Preemption.* At its next boundary the worker ends, saves the state and ends, or stands by until another worker has saved it
+(`closing`, `suspension`). A step in progress is given up after a while, since a member that has ended does not send its part.
 
-*Limits* are those of `limits`. Who takes too long alone ends its process; who waits too long for others abandons the
-communicator, as after a loss, and ends its process only if it does not come out of it. Long before that it tells for how long it
-has waited: if all members do, the controller gives their generation up.
+*Limits* (`limits`). A worker that takes too long alone ends its process. A worker that waits too long for others abandons the
+communicator, as after a loss, and ends its process only if the thread does not come out of it. Long before that, it reports for
+how long it has waited: if all members do so, the controller gives their generation up.
 """
 
 from __future__ import annotations
@@ -97,7 +100,7 @@ MOUNTED = "is its directory mounted, and the same on all servers?"
 
 
 class Training:
-    """The machine of the training thread. `handle` takes its facts; the other methods what others have decided."""
+    """The state machine of the training thread. `handle` takes the thread's facts, other methods decisions of other machines."""
 
     def __init__(
         self, place: Place, membership: ms.Membership, builds: Builds, reporting: Reporting, now: float
@@ -114,7 +117,7 @@ class Training:
         self.position = Position()
         self.checkpoints = Checkpoints(place.checkpoint_every_s, now, place.checkpoint_directory)
         self.suspension = Suspension(self._me)
-        self.batch_factor = 0  # for which the cluster asks; 0: it does not
+        self.batch_factor = 0  # requested by the cluster; 0: none
 
         self._divided = False  # each worker has a part of the optimizer state
         self._whole = (
@@ -123,12 +126,14 @@ class Training:
         )  # an applied step, and for what the whole of a divided state after it was brought together
         self._wished_in = -1  # the last step after which this worker has needed the whole state
         self._save_waits = False  # a checkpoint is due, for which the state has to be brought together
-        self._proves = False  # newcomers have to compute what others compute
-        self._boundary_at: float | None = None  # the last one; None: nothing to measure from
-        self._shared_in = Doing.SCRIPT  # what the thread does again when it waits for the others no longer
-        self._outlives_state = False  # the code that shares goes on even where another's state comes
-        self._code_waits: Doing | None = None  # such code, in this; its sharing has failed
-        self._function_waits = False  # other code, the same
+        self._proves = False  # newcomers have to compute micro-batches of others, to be compared
+        self._boundary_at: float | None = None  # time of the last boundary; None: no duration to measure
+        self._shared_in = Doing.SCRIPT  # activity to which the thread returns after waiting for the others
+        self._outlives_state = False  # the sharing code goes on even if another worker's state arrives
+        self._code_waits: Doing | None = None  # activity of such code whose sharing has failed; None: none
+        self._function_waits = (
+            False  # a function of `run.every`, which a state would supersede, waits after such a failure
+        )
 
         self._note = ""
         self._closing = Closing(
@@ -143,11 +148,11 @@ class Training:
             lambda: self._is_whole_here(Whole.TO_SAVE),
         )
 
-    # -- what a status shows
+    # -- parts of a status
 
     @property
     def doing(self) -> Doing:
-        """What the training thread is doing."""
+        """Activity of the training thread."""
         return self._activity.doing
 
     @property
@@ -166,19 +171,19 @@ class Training:
         return "; ".join(note for note in (self._membership.note, self._builds.note, trouble) if note)
 
     def waits_s(self, now: float) -> float:
-        """For so long it has waited for the others, which is longer than it should where none of them computes; 0: it has not."""
+        """Return for how many seconds the thread has waited for others, if that is unusually long; else 0."""
         generation = self._generation
         return self._activity.waits_s(now, generation.hosted, with_state=generation.sends_state)
 
     @property
     def ending(self) -> bool:
-        """Is it decided that this worker ends, in whatever generation it is? Then it enters no other."""
+        """Whether this worker is certain to end, in whatever generation it is. Then it enters no other."""
         return self._closing.decided
 
     # -- the doors
 
     def handle(self, now: float, fact: ThreadFact) -> list[Action]:
-        """Take a fact of the training thread. Raises InvalidTransition, with nothing changed, if it cannot come now."""
+        """Handle a fact of the training thread. Raises InvalidTransition, with nothing changed, if the fact cannot come now."""
         doing = self._activity.doing
         method = _TABLE.get((doing, type(fact)))
         if method is not None:
@@ -192,7 +197,7 @@ class Training:
         raise InvalidTransition(f"{type(fact).__name__} while the training thread is {doing.value}")
 
     def follow(self, now: float, decided: list[ms.Action]) -> list[Action]:
-        """Carry out what the membership has decided."""
+        """Carry out decisions of the membership."""
         actions: list[Action] = []
         for action in decided:
             match action:
@@ -213,17 +218,17 @@ class Training:
         return actions
 
     def suspend(self, now: float, suspend: Suspend) -> list[Action]:
-        """The job is preempted."""
+        """Handle the job's preemption."""
         if self.suspension.ask(now, suspend, self.durations.longest_step_s):
             self._reporting.change(now)
         return self._closing.suspended(now) if self.doing in (Doing.WAITING, Doing.STANDING_BY) else []
 
     def saved_or_not(self, now: float, fact: CheckpointSaved | CheckpointFailed) -> list[Action]:
-        """The writer of checkpoints has come to an end with one."""
+        """Handle the result of a checkpoint."""
         return self._closing.saved_or_not(now, fact)
 
     def not_connected(self, now: float) -> list[Action]:
-        """A communicator could not be built."""
+        """Handle a failure to build a communicator."""
         self._reporting.change(now)
         nothing_to_lose = self.doing is Doing.WAITING and not self.position.whole
         if not (nothing_to_lose and self._builds.out_of_patience(now)):
@@ -232,11 +237,11 @@ class Training:
         return self._close(now, EndProcess(exits.UNREACHABLE, text), text)
 
     def acknowledged(self, now: float) -> list[Action]:
-        """The agent has acknowledged a status."""
+        """Handle the agent's acknowledgement of a status."""
         return self._closing.acknowledged(now)
 
     def deadline(self) -> float | None:
-        """When `pass_time` has something to do (Unix time, s)."""
+        """Return the time of the next deadline, at which `pass_time` has to be called (Unix time, s); None: none."""
         soonest = self._limit_at()
         for deadline in (self.suspension.give_up_at, self._activity.come_out_by):
             if deadline is not None and (soonest is None or deadline < soonest):
@@ -244,12 +249,12 @@ class Training:
         return soonest
 
     def was_away(self, now: float, away_s: float) -> None:
-        """The whole process was stopped for so long: that is no time in which the training thread hung."""
+        """Extend the limits by a time for which the whole process was stopped: the training thread did not hang then."""
         self._activity.was_away(now, away_s)
         self.suspension.was_away(away_s)
 
     def pass_time(self, now: float) -> list[Action]:
-        """Deadlines may have come."""
+        """Handle deadlines that have passed."""
         if self.doing in (Doing.STANDING_BY, Doing.CLOSING):
             return self._closing.pass_time(now)
         actions: list[Action] = []
@@ -287,7 +292,7 @@ class Training:
         return self.follow(now, decided)
 
     def _enter(self, now: float, switch: ms.Switch) -> list[Action]:
-        """Go on in another generation."""
+        """Train on in another generation."""
         roster, before = switch.roster, self._generation.roster
         holds = self._generation.enter(roster, switch.holders, self._proves)
         self.stragglers.enter(roster)
@@ -359,13 +364,13 @@ class Training:
         return self._close(now, EndProcess(exits.NO_CHECKPOINT, text), text)
 
     def _has_state(self, now: float, applied: int, epoch: int, next_epoch: int | None, settled: int = 0) -> None:
-        """All of the state after `applied` is here."""
+        """Take note that the whole state after `applied` has arrived."""
         self._membership.handle(now, ms.StepApplied(applied, settled))
         self.position.has_state(applied, epoch, next_epoch)
         self._reporting.change(now)
 
     def _entered(self, now: float) -> list[Action]:
-        """This worker holds the state in a new generation."""
+        """Begin a generation in which this worker holds the state."""
         give: list[Action] = [GiveState()] if self.position.finished and self._generation.sends else []
         return [*give, *self._boundary(now)]
 
@@ -411,7 +416,7 @@ class Training:
         return self._boundary(now)
 
     def _proceed(self, now: float) -> list[Action]:
-        """In the same generation."""
+        """Let the thread continue in the same generation."""
         if self._function_waits:  # the inner one, if code waits, too
             self._function_waits = False
             self._go(now, Doing.SCRIPT)
@@ -456,18 +461,18 @@ class Training:
     # -- a divided state, which no worker has whole
 
     def _is_whole(self, least: Whole) -> bool:
-        """Whether the state after the applied step was brought together somewhere, or needs no bringing together."""
+        """Return whether the state after the applied step is undivided, or was brought together on some worker."""
         return not self._divided or (self._whole[0] == self.position.applied and self._whole[1] >= least)
 
     def _is_whole_here(self, least: Whole) -> bool:
-        """Whether this worker has the whole state after the applied step."""
+        """Return whether this worker has the whole state after the applied step."""
         roster = self._generation.roster
         alone = roster is not None and len(roster.members) == 1
         asked = alone or self.position.finished or self._wished_in == self.position.applied
         return not self._divided or (asked and self._is_whole(least))
 
     def _waits_for_whole(self) -> bool:
-        """Whether a preempted job goes on for a step, after which its divided state is brought together to be saved."""
+        """Return whether a preempted job runs another step, after which its divided state is brought together to be saved."""
         position = self.position
         holds = position.holding in (Holding.WHOLE, Holding.UNPROVED)
         to_save = self.checkpoints.wanted and holds and position.next_step > 0 and not position.finished
@@ -475,7 +480,7 @@ class Training:
         return self._divided and to_save and not durable and not self._is_whole(Whole.TO_END)
 
     def _whole_wanted(self) -> Whole:
-        """For what this worker needs the whole state after the step that begins."""
+        """Return the purpose for which this worker needs the whole state after the step that begins."""
         roster = self._generation.roster
         if not self._divided or roster is None:
             return Whole.NOT
@@ -497,7 +502,7 @@ class Training:
         return []
 
     def _on_evaluated(self, now: float, fact: Evaluated) -> list[Action]:
-        """All have evaluated the loss, and do so once more."""
+        """Begin another evaluation of the loss, after all workers have ended the last one."""
         if self.doing is Doing.JOINING:
             self._activity.goes_on(now)
         else:
@@ -505,7 +510,7 @@ class Training:
         return []
 
     def _on_word(self, now: float, fact: WordRead) -> list[Action]:
-        """All has come that the others had to send."""
+        """Begin the update: everything that the other workers send in this step has arrived."""
         self._go(now, Doing.UPDATING)
         generation = self._generation
         if fact.hosting:
@@ -523,7 +528,7 @@ class Training:
         self._whole = (fact.step, fact.whole)
         self._generation.step_applied(fact.proof_goes_on)
         self._reporting.times.applied(fact.step, now)
-        self._activity.become(Doing.SCRIPT)  # since the update has begun, which is the script's code, too
+        self._activity.become(Doing.SCRIPT)  # timed from the update's beginning, which runs code of the script, too
         return []
 
     def _on_arriving(self, now: float, fact: StateArriving) -> list[Action]:
@@ -540,7 +545,7 @@ class Training:
     def _on_taken(self, now: float, fact: StateTaken) -> list[Action]:
         if fact.applied + 1 != self.position.step:
             raise InvalidTransition(f"the state of step {fact.applied} came in step {self.position.step}")
-        self._membership.handle(now, ms.StateLost())  # whatever it had before
+        self._membership.handle(now, ms.StateLost())  # the received state replaces the one before
         self._has_state(now, fact.applied, fact.epoch, fact.next_epoch, fact.settled)
         if self.doing is Doing.TAKING:
             self._go(now, Doing.SCRIPT)
@@ -585,7 +590,7 @@ class Training:
         return self._give_up(now, fact.reason)
 
     def _give_up(self, now: float, reason: str) -> list[Action]:
-        """Give the step in progress up, and wait for a generation without the lost member."""
+        """Give up the step in progress, and wait for a generation without the lost member."""
         if self.position.give_up():
             self._membership.handle(now, ms.StateLost())
         decided = self._membership.handle(now, ms.CollectiveFailed(reason))
@@ -599,7 +604,7 @@ class Training:
         return actions
 
     def _abandon(self, now: float) -> list[Action]:
-        """The thread has to come out of the communicator in use."""
+        """Abandon the communicator in use, which the thread has to leave within a limit."""
         if self.waits_s(now):
             self.durations.stalled()
         self._activity.abandon(now, self._generation.hosted)
@@ -639,7 +644,7 @@ class Training:
         return self._close(now, Continue(), f"the script ended without having finished: {fact.reason}")
 
     def _close(self, now: float, end: Action, note: str) -> list[Action]:
-        """End so before the script has finished its loop; the last status says why."""
+        """End with the action `end` before the script has finished its loop. `note`: the reason, for the last status."""
         actions = self._closing.close(now, end, unfinished=True)
         self._note = note
         return actions
@@ -650,7 +655,7 @@ class Training:
         self._activity.go(now, doing)
 
     def _limit_at(self) -> float | None:
-        """When the training thread has taken too long with what it does."""
+        """Return when the present activity has taken too long (Unix time, s); None: it has no limit."""
         again_at = None
         if self.doing is Doing.STANDING_BY and (roster := self._generation.roster) is not None:
             again_at = self.suspension.again_at(roster)
@@ -658,7 +663,7 @@ class Training:
 
 
 def _why_none(fact: CheckpointMissing, needed: int) -> tuple[str, str]:
-    """Why no checkpoint can be taken, and what to do about it."""
+    """Return why no checkpoint can be loaded, and the remedy."""
     if fact.damaged is not None and fact.damaged >= needed:
         remedy = "put one back from a backup, or cancel the job and submit it anew"
         return f"all that are there are damaged ({fact.reason})", remedy
