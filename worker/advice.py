@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 from .assigned import Sources
 from .kept import CACHE, Difference, Kind, Node
+from .save_calls import is_part
 
+MODE = "model.training"  # the mode of the model's modules, as a name of `Reach`
 TOLD = 3  # names in one message, which gives only the number of the others
 UNSEEN = "code before the loop, or at an epoch's beginning, has made something that cannot be looked into"
 DRAWN = (
@@ -40,21 +42,39 @@ def explain(
     """
     if found:
         return sentences(found, workers, sources, batch_size)
+    if text := of_counter(sources):
+        return text
+    return f"{UNSEEN} ({'; '.join(opaque[:TOLD])})" if opaque else UNSEEN
+
+
+def of_counter(sources: Sources) -> str:
+    """Return a sentence on the first variable that counts this worker's loop bodies; "" without any."""
     for name, place in sources.counters.items():
         return f"{name} ({place}) counts the loop bodies of each worker alone: take run.steps_done in its place"
-    return f"{UNSEEN} ({'; '.join(opaque[:TOLD])})" if opaque else UNSEEN
+    return ""
 
 
 def sentences(
     found: Sequence[Difference], workers: tuple[str, str], sources: Sources, batch_size: int | None = None
 ) -> str:
     """Return one sentence for each of the first three names, and the number of the others."""
-    told = [sentence(each, workers, sources, batch_size) for each in found[:TOLD]]
+    told = []
+    keys: set[str] = set()  # a second value of the same name gets a longer one
+    for each in (_by_changed_name(each, sources) for each in found[:TOLD]):
+        key = _key(each.name)
+        told.append(sentence(each, workers, sources, batch_size, _key(each.name, whole=key in keys)))
+        keys.add(key)
     return "; ".join([*told, *([f"and {len(found) - TOLD} more"] if len(found) > TOLD else [])])
 
 
-def sentence(difference: Difference, workers: tuple[str, str], sources: Sources, batch_size: int | None = None) -> str:
-    """Return the name that differs with both values, the line that changes it, and the line to write."""
+def sentence(
+    difference: Difference,
+    workers: tuple[str, str],
+    sources: Sources,
+    batch_size: int | None = None,
+    key: str | None = None,
+) -> str:
+    """Return the name that differs with both values, the line that changes it, and the line to write. key: as of `remedy`."""
     difference = _by_changed_name(difference, sources)
     place = sources.where(difference.name, difference.owners)
     at = f" ({place})" if place is not None else ""
@@ -74,7 +94,7 @@ def sentence(difference: Difference, workers: tuple[str, str], sources: Sources,
             f"{what}, and was different before the loop: make it after elastic.join(), the same in each process (a set has "
             "another order in each: sorted(...))"
         )
-    return f"{what}; {remedy(difference, sources, batch_size)}"
+    return f"{what}; {remedy(difference, sources, batch_size, key)}"
 
 
 def _by_changed_name(difference: Difference, sources: Sources) -> Difference:
@@ -108,13 +128,27 @@ def of_unbound(error: NameError | AttributeError, sources: Sources) -> str | Non
     )
 
 
-def remedy(difference: Difference, sources: Sources, batch_size: int | None = None) -> str:
-    """Return what to write, in the imperative, with the line."""
+def _holder(name: str) -> str:
+    """Return the container of an item, or the name itself."""
+    return re.sub(r"(\[[^.]*\]|\(\w*\))+$", "", name)
+
+
+def _key(name: str, whole: bool = False) -> str:
+    """Return a name for `run.state`: of an attribute the last part, or, if `whole`, all of them."""
+    holder = _holder(name)
+    text = re.sub(r"\W+", "_", holder) if whole else holder.rpartition(".")[2]
+    return text.strip("_") or text
+
+
+def remedy(difference: Difference, sources: Sources, batch_size: int | None = None, key: str | None = None) -> str:
+    """Return what to write, in the imperative, with the line. key: the value's name in that line."""
     node, owners = difference.node, difference.owners
-    holder = re.sub(r"(\[[^.]*\]|\(\w*\))+$", "", difference.name)  # of an item: its container
+    holder = _holder(difference.name)
     argument = re.search(r"\((\w+)\)", difference.name)
-    root, _, key = holder.rpartition(".")
-    root = root.partition(".")[0] or holder
+    key = key or _key(difference.name)
+    root = holder.rpartition(".")[0].partition(".")[0] or holder
+    if difference.name == MODE:
+        return f"set it in each loop body, before the forward pass: {root}.train()"
     if argument is not None:  # a default argument that the function changes
         holder, key = difference.name, argument[1]
     if node.kind is Kind.GENERATOR:
@@ -133,6 +167,11 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
     derived = sources.at_epochs(difference.name, owners)
     if derived is not None and node.kind is not Kind.PLAIN and not owners:
         return f"compute it once for all workers: {holder} = run.epoch_begin(lambda: {derived})"
+    if owners and _is_part_of_module(difference) and sources.is_changed_by_its_class(difference.name, owners):
+        return (
+            f"what a forward pass changes belongs to the model that prepare() gets: "
+            f'torch.nn.ModuleDict({{"model": model, "{root}": {root}}})'
+        )
     if node.kind is Kind.MODULE or (owners and _is_part_of_module(difference)):
         return f'register it before prepare(): run.register("{root}", {root})'
     if node.kind is Kind.ITERATOR and node.type == "count":
@@ -150,7 +189,7 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
     by_method = difference.in_model and not sources.is_changed_in_loop(difference.name, owners)
     if by_method and (value := _as_tensor(difference, initial)):
         return f'make it a buffer, which the job carries with the model: self.register_buffer("{key}", {value})'
-    if _is_of_a_batch(difference, batch_size):
+    if _is_of_a_batch(difference, batch_size) and not is_part(holder, sources.saved):
         return (
             f"each virtual worker has its own: run.per_virtual_worker({key}={None if initial == holder else initial})"
         )
@@ -203,6 +242,8 @@ def _is_of_a_batch(difference: Difference, batch_size: int | None) -> bool:
     a batch.
     """
     nodes = [node for node in (difference.ones, difference.others) if node is not None]
+    if any(node.type.lower().endswith("dict") for node in nodes):
+        return False  # tensors by name, such as a copy of the weights
     shapes = [node.shape for node in nodes if node.shape is not None]
     from_nothing = any(node.type == "NoneType" for node in nodes)
     return any(from_nothing or (batch_size is not None and batch_size > 1 and batch_size in shape) for shape in shapes)

@@ -36,6 +36,7 @@ LOGS = frozenset(
     print log info debug warning set_postfix set_description set_postfix_str add_scalar add_scalars report write flush
     """.split()  # noqa: SIM905
 )
+CLOCKS = frozenset({"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "process_time", "now", "today"})
 LONGEST = 60  # characters of an expression in a message
 REMEMBERED = 1024  # cached functions, classes and files, in which names of one script are looked up repeatedly
 MOST_TEXT = 2_000_000  # characters of the script's other files that are searched for one name, which takes some seconds
@@ -169,6 +170,24 @@ class Sources:
         return frozenset() if self._first is None else _only_logged(self._first.tree)
 
     @functools.cached_property
+    def shown(self) -> frozenset[str]:
+        """Variables of the loop's file that a call reads that displays values."""
+        calls = [node for node in walk(self._first.tree) if isinstance(node, ast.Call)] if self._first else []
+        names = [each.func.attr if isinstance(each.func, ast.Attribute) else _variable(each.func) for each in calls]
+        return frozenset(
+            name for each, called in zip(calls, names, strict=True) if called in LOGS for name in _reads(each)
+        )
+
+    def is_time(self, name: str) -> bool:
+        """Return whether only clocks give the variable or the attribute of this name its values, in the loop's file."""
+        holder = re.sub(r"\[[^\]]*\]|\(\w*\)", "", name)
+        return (f".{holder.rpartition('.')[2]}" if "." in holder else holder) in self._times
+
+    @functools.cached_property
+    def _times(self) -> frozenset[str]:
+        return frozenset() if self._first is None else _of_clocks(self._first.tree)
+
+    @functools.cached_property
     def sometimes(self) -> frozenset[str]:
         """Variables that loop bodies assign in some steps only and read in others: an earlier body has made the value."""
         flow = self._flow
@@ -245,6 +264,15 @@ class Sources:
     def is_changed_outside(self, name: str, owners: Sequence[str], methods: Collection[str]) -> bool:
         """Return whether a line outside of functions with these names changes this name."""
         return any(getattr(each.scope, "name", "") not in methods for _, each in self._changes(name, owners))
+
+    def is_changed_by_its_class(self, name: str, owners: Sequence[str]) -> bool:
+        """Return whether methods of the object's class, such as a module's `forward`, change this name, and nothing else."""
+        changes = self._changes(name, owners)
+        kinds = (
+            [kind for source in self._files(owners[-1]) for kind in _classes(source.tree, owners[-1])] if owners else []
+        )
+        methods = [node for kind in kinds for node in kind.body]
+        return bool(changes) and all(change.scope in methods for _, change in changes)
 
     def initial(self, name: str, owners: Sequence[str] = (), in_epochs: bool = False) -> str | None:
         """Return the source of the expression to which the name is bound before the loop, for an attribute by `__init__`.
@@ -668,6 +696,74 @@ def _only_logged(tree: ast.Module) -> frozenset[str]:
     while wrong := {name for name, reached in reads if name in logged and not reached <= logged | {name}}:
         logged -= wrong
     return frozenset(logged)
+
+
+def _of_clocks(tree: ast.Module) -> frozenset[str]:
+    """Return the variables, and the attributes with a dot before, whose values are times or differences of times."""
+    values: dict[str, list[ast.expr | None]] = {}
+
+    def assigned(target: ast.expr, value: ast.expr | None) -> None:
+        match target, value:
+            case ast.Tuple(elts=targets), ast.Tuple(elts=inner) if len(targets) == len(inner):
+                for each, its in zip(targets, inner, strict=True):
+                    assigned(each, its)
+            case ((ast.Tuple() | ast.List() | ast.Starred() | ast.Subscript()), _):
+                for name in (_variable(each) for each in walk(target)):
+                    values.setdefault(name, []).append(None)
+            case _:
+                values.setdefault(_variable(target), []).append(value)
+
+    for node in walk(tree):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    assigned(target, value)
+            case ast.AugAssign(target=target, value=value) | ast.AnnAssign(target=target, value=value):
+                assigned(target, value)
+            case ast.For(target=target) | ast.AsyncFor(target=target) | ast.comprehension(target=target):
+                assigned(target, None)
+            case ast.arg(arg=name):
+                values.setdefault(name, []).append(None)
+    times = {name for name, every in values.items() if name and None not in every}
+    while wrong := {name for name in times if not all(_is_time(each, times) for each in values[name])}:
+        times -= wrong
+    read: set[str] = set()  # those of `times` that are not computed from constants alone
+    while more := {name for name in times - read if any(_reads_clock(each, read) for each in values[name])}:
+        read |= more
+    return frozenset(read)
+
+
+def _reads_clock(value: ast.expr | None, read: Collection[str]) -> bool:
+    nodes = [] if value is None else walk(value)
+    return any(
+        _variable(each.func).lstrip(".") in CLOCKS if isinstance(each, ast.Call) else _variable(each) in read
+        for each in nodes
+    )
+
+
+def _is_time(value: ast.expr | None, times: Collection[str]) -> bool:
+    """Return whether the value is a clock's, computed from such values, or a constant."""
+    match value:
+        case ast.Constant():
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[]) if name in CLOCKS:
+            return True
+        case ast.Call(func=ast.Name(id="int" | "float" | "round"), args=[inner, *_]) | ast.UnaryOp(operand=inner):
+            return _is_time(inner, times)
+        case ast.Call(func=ast.Attribute(value=inner, attr="total_seconds"), args=[]):
+            return _is_time(inner, times)
+        case ast.BinOp(left=left, right=right):
+            return _is_time(left, times) and _is_time(right, times)
+        case ast.Name() | ast.Attribute():
+            return _variable(value) in times
+    return False
+
+
+def _variable(node: ast.AST) -> str:
+    """Return a variable, or the name of an attribute with a dot before; "" for other nodes."""
+    if isinstance(node, ast.Attribute):
+        return f".{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _effect(statement: ast.stmt) -> frozenset[str] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -127,15 +127,20 @@ class Looking:
         the epoch yet: such values do not count, unless a line of the loop changes them.
         """
         told = any(callable(getattr(type(each), "set_epoch", None)) for each in self.beside.values())
-        found = [each for each in differences(theirs, mine) if each.changed]
+        found = [each for each in differences(theirs, mine) if each.changed and each.name != advice.MODE]
         return [each for each in found if not (told and _is_of_data(each)) or self._is_changed_in_loop(each)]
 
     def undecided(self, lost: Sequence[Difference]) -> list[Difference]:
         """Return those of the names of `lost` that may have an effect, by the script's source: not only a log reads them."""
         return [each for each in lost if not all(map(self._is_only_logged, each.by_each_name))]
 
+    def is_for_logs(self, difference: Difference) -> bool:
+        """Return whether, by the script's source, the value is a time, or only a log reads it."""
+        every = difference.by_each_name
+        return all(map(self._is_only_logged, every)) or any(self._sources.is_time(each.name) for each in every)
+
     def _is_only_logged(self, difference: Difference) -> bool:
-        return re.split(r"[.\[(]", difference.name, maxsplit=1)[0] in self._sources.only_logged
+        return _root(difference.name) in self._sources.only_logged
 
     def explain(self, theirs: Reach, mine: Reach, workers: tuple[str, str]) -> tuple[str, list[Difference]]:
         """Explain why the two workers differ, as far as it is known, and return the names that differ because a loop
@@ -148,8 +153,24 @@ class Looking:
             each for each in found if not each.name.startswith(ENVIRONMENT)
         ]
         opaque: Sequence[str] = tuple(dict.fromkeys((*mine.opaque, *theirs.opaque)))
-        text = advice.explain(found, workers, self._sources, opaque=opaque, batch_size=self.batch_size)
+        text = advice.explain(self.likely(found), workers, self._sources, opaque=opaque, batch_size=self.batch_size)
         return text, found
+
+    def likely(self, found: Sequence[Difference]) -> list[Difference]:
+        """Return the likely causes of a difference: not times, nor what only logs read, unless there is nothing else. The
+        mode of the model's modules comes first.
+        """
+        causes = [each for each in found if not self._is_shown_only(each)] or list(found)
+        return sorted(causes, key=lambda each: each.name != advice.MODE)
+
+    def _is_shown_only(self, difference: Difference) -> bool:
+        shown = all(_root(each.name) in self._sources.shown for each in difference.by_each_name)
+        times = any(self._sources.is_time(each.name) for each in difference.by_each_name)
+        return times or (shown and self.is_for_logs(difference))
+
+    def counter(self) -> str:
+        """Return a sentence on a variable that counts this worker's loop bodies; "" if the loop has none."""
+        return advice.of_counter(self._sources)
 
     def sentences(self, found: Sequence[Difference], workers: tuple[str, str]) -> str:
         """Return a sentence for each of the first names: its value on both workers, the line that changes it, and the
@@ -171,7 +192,8 @@ class Looking:
 
     def is_changed_data(self, difference: Difference) -> bool:
         """Return whether a line of the loop changes this value of the dataset, and samples depend on it."""
-        return any(map(self._is_read_by_data, difference.by_each_name)) and self._is_changed_in_loop(difference)
+        own = [each for each in difference.by_each_name if _root(each.name) in self.beside]
+        return any(map(self._is_read_by_data, own)) and self._is_changed_in_loop(difference)
 
     def _is_read_by_data(self, difference: Difference) -> bool:
         """Return whether the value belongs to a dataset that reads it, as far as its class is the script's own."""
@@ -212,7 +234,17 @@ class Looking:
             ("Tensor",),
         ):  # an attribute, read by a variable with another name
             return any(each.rpartition(".")[2] == path.rpartition(".")[2] for each in self._sources.saved)
-        return path.partition(".")[0] not in self._carried and is_part(path, self._sources.saved)
+        saved: Collection[str] = self._sources.saved
+        if self._is_beside_state(difference):  # a file of the module does not contain it
+            saved = [each for each in saved if not path.startswith(f"{each}.")]
+        return path.partition(".")[0] not in self._carried and is_part(path, saved)
+
+    def _is_beside_state(self, difference: Difference) -> bool:
+        """Return whether the value is an attribute of a module of a class of the job's, without being in its state_dict()."""
+        name = re.split(r"[\[(]", difference.name.rpartition(".")[2], maxsplit=1)[0]
+        kinds = difference.owners[-1:] if difference.in_module else ()
+        modules = [each for _, root in self.state.modules for each in root.modules() if type(each).__name__ in kinds]
+        return bool(modules) and not any(name in {**each._parameters, **each._buffers} for each in modules)
 
     def carries(self, difference: Difference) -> bool:
         """Return whether, by the script's source, the gradient depends on the value and bodies make it from its previous
@@ -247,8 +279,19 @@ class Looking:
         known = carried(self.state) | self.known
         if beside is None:
             environment = {name: os.environ.get(name) for name in self._environment}
-            beside = {**self.beside, **({ENVIRONMENT: environment} if environment else {})}
+            beside = {**self.beside, advice.MODE: self._mode(), **({ENVIRONMENT: environment} if environment else {})}
         return look(frame, bound, known, self.limits, beside=beside).without(self.is_local)
+
+    def _mode(self) -> bool | str:
+        """Return whether the model's modules are in training mode; if only some are, the names of the others."""
+        model = self.state.model
+        others = [name for name, module in model.named_modules() if module.training is not model.training]
+        return model.training if not others else f"{model.training}, but for {', '.join(others)}"
+
+
+def _root(name: str) -> str:
+    """Return the variable of which a name is a part."""
+    return re.split(r"[.\[(]", name, maxsplit=1)[0]
 
 
 def _is_of_data(difference: Difference) -> bool:

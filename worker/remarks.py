@@ -35,10 +35,14 @@ class Remarks:
         """Remark on a new worker, which computes the same gradients.
 
         given: values of the worker that has given it the state. A dataset's cache gets no remark, since cross-checks
-        compare the samples.
+        compare the samples; nor does a time, or what only logs read by the script's source.
         """
         self._tell(
-            [each for each in self._looking.lost(given, newcomer) if not self._looking.is_cache(each)],
+            [
+                each
+                for each in self._looking.lost(given, newcomer)
+                if not self._looking.is_cache(each) and not self._looking.is_for_logs(each)
+            ],
             lambda found, names: (
                 f"{self._looking.sentences(found, workers)}. No gradient depends on it so far. If only a log does, say so: "
                 f"run.local({names})"

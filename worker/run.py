@@ -61,8 +61,11 @@ Scheduler = torch.optim.lr_scheduler.LRScheduler
 class Batches:
     """The micro-batches of this worker. One pass is the rest of the current epoch."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, dataset: Any, batch_size: int | None) -> None:
+        """dataset, batch_size: attributes, as those of a `DataLoader` with one virtual worker's batches."""
         self._trainer = trainer
+        self.dataset = dataset
+        self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[Any]:
         return self._trainer.batches()
@@ -298,7 +301,10 @@ class Run(Together):
         Raises UserError for arguments that cannot work, and if called twice.
         """
         if self._trainer is not None:
-            raise UserError("prepare() was called twice: a run trains one model")
+            raise UserError(
+                "prepare() was called twice: a run trains one model. Of several models that are trained one after another, such "
+                "as those of folds, each is a job of its own: submit the script once for each, with its number as an argument"
+            )
         check_model(model)
         cuda_graphs.check(model, self._device)
         optimizers = check_optimizers(model, optimizer)
@@ -359,7 +365,11 @@ class Run(Together):
                 divided is not None,
             )
         single = isinstance(optimizer, torch.optim.Optimizer)
-        return model, optimizer if single else tuple(optimizers), Batches(trainer)
+        return (
+            model,
+            optimizer if single else tuple(optimizers),
+            Batches(trainer, feed.data, getattr(feed.sampling, "batch_size", None)),
+        )
 
     def _batch_changed(self, changes: tuple[BatchChange, ...], ceiling: int) -> None:
         self._control.tell(BatchesChanged(changes, ceiling))

@@ -277,8 +277,10 @@ class Saves:
         (mine, _), (theirs, _) = self._looking.of_plain(looks[one]), self._looking.of_plain(looks[other])
         found = [each for each in differences(mine, theirs) if each.changed]
         saved = [each for each in found if self._looking.is_saved(each)]
+        if not saved and (counter := self._looking.counter()):
+            return counter
         names = self._cross_check.names
-        return self._looking.sentences(saved or found, (names[one], names[other]))
+        return self._looking.sentences(saved or self._looking.likely(found), (names[one], names[other]))
 
 
 def _differ(told: Mapping[int, Mapping[str, Note]], name: str, one: int, other: int) -> bool:

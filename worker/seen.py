@@ -181,9 +181,10 @@ class Seen:
     def means(self) -> Mapping[str, float]:
         """Averages over the global batch of values passed to `mean` or `share`, by name.
 
-        They are from the last applied step that had any, the same on all workers, and part of the job's state.
+        They are from the last applied step that had any, the same on all workers, and part of the job's state. A name
+        that no step has averaged yet raises UserError.
         """
-        return dict(self._result.means)
+        return _Means(self._result.means)
 
     @property
     def weight(self) -> float:
@@ -239,3 +240,13 @@ class Seen:
         if self._trainer is None:
             raise UserError(f"call run.prepare(model, optimizer, dataset, batch_size=...) before {what}")
         return self._trainer
+
+
+class _Means(dict[str, float]):
+    """Averages by name."""
+
+    def __missing__(self, name: str) -> float:
+        raise UserError(
+            f"run.means has no {name!r}: the average is known once a step has been applied whose loop bodies have called "
+            f"run.mean({name}=...). Read it between steps, as in a function under @run.every(steps=1)"
+        )

@@ -93,6 +93,9 @@ class Slice:
         self._methods: dict[str, list[tuple[str, _Scope]]] = defaultdict(list)  # by name: classes and scopes
         self._scopes: dict[ast.AST, _Scope] = {}
         self._returns: dict[ast.AST, list[Change]] = defaultdict(list)
+        self._items: dict[ast.AST, list[Sequence[ast.expr]]] = defaultdict(
+            list
+        )  # of the tuples that a function returns
         self._classes: dict[str, ast.ClassDef] = {}
         self._attributes: dict[str, set[str]] = {}  # by class
         self._instances: dict[Key, list[str]] = defaultdict(list)  # classes of a variable's values
@@ -277,6 +280,7 @@ class Slice:
                 self._note_option(target, value, scope, tests)
             case ast.Return(value=value) if value is not None:
                 self._returns[scope.node].append(Change((value,), scope, tests, False, False))
+                self._items[scope.node].append(value.elts if isinstance(value, ast.Tuple) else ())
             case ast.Break() | ast.Return() if any(_is_epochs(each) for each in tests):
                 self._leaves.append(Change((), scope, tests, False, False))
             case ast.If(test=test) | ast.While(test=test):
@@ -337,8 +341,12 @@ class Slice:
         """Note an assignment. whole: an item of the value is assigned, as in the header of a loop."""
         if isinstance(target, ast.Tuple | ast.List):
             values = value.elts if isinstance(value, ast.Tuple) and not whole else []
+            starred = any(isinstance(each, ast.Starred) for each in target.elts)
             for number, each in enumerate(target.elts):
-                self._assign(each, values[number] if len(values) == len(target.elts) else value, scope, tests, whole)
+                inner = values[number] if len(values) == len(target.elts) else value
+                if isinstance(value, ast.Call) and not whole and not starred:
+                    inner = ast.copy_location(ast.Subscript(value, ast.Constant(number), ast.Load()), value)
+                self._assign(each, inner, scope, tests, whole)
             return
         if (
             isinstance(value, ast.IfExp) and not whole
@@ -365,11 +373,12 @@ class Slice:
         self._note(target, (value,), scope, tests, made_of_itself=itself)
         if isinstance(target, ast.Attribute) and target.attr == "grad":
             self._sinks.append(Change((value,), scope, tests, False, False))
-        if isinstance(target, ast.Name) and isinstance(value, ast.Call):
-            name, key = ast.unparse(value.func), scope.key(target.id)
+        call = value.value if isinstance(value, ast.Subscript) else value  # of an item: what makes all of them
+        if isinstance(target, ast.Name) and isinstance(call, ast.Call):
+            name, key = ast.unparse(call.func), scope.key(target.id)
             if name in self._classes:
                 self._instances[key].append(name)
-            elif isinstance(value.func, ast.Attribute) and self._is_foreign(value.func):
+            elif isinstance(call.func, ast.Attribute) and self._is_foreign(call.func):
                 self._foreign.add(key)
 
     def _note_option(self, target: ast.expr, value: ast.expr, scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
@@ -498,7 +507,7 @@ class Slice:
         others' class depends on its attributes.
         """
         found: dict[Key, int] = {}
-        returned: set[ast.AST] = set()
+        returned: set[ast.AST | tuple[ast.AST, int]] = set()
         changes = list(sinks)
         while changes:
             change = changes.pop()
@@ -506,7 +515,7 @@ class Slice:
                 line = getattr(expression, "lineno", 0) if change.repeats else sys.maxsize
                 for each in self._read(expression, change.scope):
                     if not isinstance(each, Key):
-                        changes += self._returns.get(each, ()) if each not in returned else ()
+                        changes += self._results(each) if each not in returned else ()
                         returned.add(each)
                         continue
                     more = self._changes.get(each, ()) if each not in found else ()
@@ -514,8 +523,26 @@ class Slice:
                     found[each] = min(found.get(each, line), line)
         return found
 
-    def _read(self, node: ast.AST, scope: _Scope) -> Iterator[Key | ast.AST]:
-        """Yield the keys that an expression reads, and the functions whose results it reads."""
+    def _results(self, function: ast.AST | tuple[ast.AST, int]) -> Sequence[Change]:
+        """Return what a function returns, or one item of it, if all of its results are tuples in the source."""
+        if not isinstance(function, tuple):
+            return self._returns.get(function, ())
+        of, item = function
+        results, tuples = self._returns.get(of, ()), self._items.get(of, ())
+        if len(tuples) < len(results) or any(len(each) <= item for each in tuples):
+            return results
+        return [each._replace(reads=(items[item],)) for each, items in zip(results, tuples, strict=True)]
+
+    def _read(
+        self, node: ast.AST, scope: _Scope, item: int | None = None
+    ) -> Iterator[Key | ast.AST | tuple[ast.AST, int]]:
+        """Yield the keys that an expression reads, and the functions whose results it reads. item: of the results, the
+        one that is read.
+        """
+        match node:
+            case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=int(number))):
+                yield from self._read(call, scope, number)
+                return
         if isinstance(node, ast.Name):
             key = scope.key(node.id)
             yield key
@@ -533,7 +560,7 @@ class Slice:
                 return
             called = self._called(node, scope)
             for function, _ in called:
-                yield function.node
+                yield function.node if item is None else (function.node, item)
             own = isinstance(node.func, ast.Name) and scope.key(node.func.id) in self._functions
             if isinstance(node.func, ast.Attribute):
                 yield from self._read(node.func.value, scope)

@@ -276,6 +276,33 @@ def test_variables_that_only_logs_read_are_known() -> None:
     assert logged.isdisjoint({"pool", "best", "beta", "loss", "model"})
 
 
+TIMES = """
+import time
+from time import perf_counter
+begun, limit, total, seen, step = time.time(), time.time() + 3600, 0, 0, 0
+for epoch in run.epochs(2):
+    lasted = 0.0
+    for x in batches:
+        now = perf_counter()
+        lasted, begun = now - begun, now
+        total += int(now - begun)
+        seen += 1
+        step = step + 1
+        shift = seen
+        score = rate(time.time())
+        self.took = round(time.time() - begun, 2)
+        self.count = self.count + 1
+        optimizer.step()
+"""
+
+
+def test_variables_that_clocks_set_are_known() -> None:
+    found = sources(TIMES)
+    times = ["begun", "limit", "total", "lasted", "now", "trainer.took", "trainer.took[0]"]
+    assert all(map(found.is_time, times))
+    assert not any(map(found.is_time, ["seen", "step", "shift", "score", "trainer.count", "took", "x", "epoch"]))
+
+
 def test_a_counter_of_loop_bodies_is_named_where_gradients_differ() -> None:
     script = sources("for epoch in run.epochs(2):\n    for i, x in enumerate(batches):\n        optimizer.step(i)\n")
     assert "i (train.py:2) counts the loop bodies of each worker alone" in advice.explain([], WORKERS, script)
@@ -300,6 +327,34 @@ def test_state_with_a_batch_s_length_is_one_of_each_virtual_worker() -> None:
     found = Difference("memory", tensor, tensor._replace(digest=2))
     assert "run.per_virtual_worker(memory=" in advice.sentence(found, WORKERS, Sources(None), batch_size=20)
     assert "run.state(memory=memory)" in advice.sentence(found, WORKERS, Sources(None), batch_size=16)
+
+
+def test_a_copy_of_the_weights_that_is_nothing_at_first_belongs_to_the_job() -> None:
+    nothing = Node(2, Kind.PLAIN, "NoneType", "None")
+    weights = Node(1, Kind.CONTAINER, "OrderedDict", "an OrderedDict of 4", (4, 8))
+    text = advice.sentence(Difference("stopping.best_state", weights, nothing), WORKERS, Sources(None), batch_size=4)
+    assert text.endswith("register it: run.state(best_state=None)")
+    saved = body("if loss < best:\n    best_weight = model.weight.clone()", tail="run.save(best_weight, 'best.pt')")
+    tensor = Node(1, Kind.TENSOR, "Tensor", "a tensor [4, 8]", (4, 8))
+    text = advice.sentence(Difference("best_weight", tensor, nothing), WORKERS, saved, batch_size=4)
+    assert text.endswith("register it: run.state(best_weight=None)")
+
+
+def test_each_line_to_write_has_a_name_that_the_runtime_accepts_and_no_two_have_one() -> None:
+    found = [number("self._best"), number("losses.sum"), number("scores.sum"), number("_")]
+    text = advice.sentences(found[:3], WORKERS, Sources(None))
+    assert [
+        each for each in ("run.state(best=0)", "run.state(sum=0)", "run.state(scores_sum=0)") if each not in text
+    ] == []
+    assert "run.state(_=0)" in advice.sentence(found[3], WORKERS, Sources(None))  # there is no other name
+
+
+def test_a_mode_of_the_modules_that_differs_is_to_be_set_in_each_body() -> None:
+    mode = Node(1, Kind.PLAIN, "bool", "False")
+    text = advice.sentence(Difference(advice.MODE, mode, mode._replace(digest=2, shown="True")), WORKERS, Sources(None))
+    assert text == (
+        "model.training is False on s-1.0 and True on s-1.3; set it in each loop body, before the forward pass: model.train()"
+    )
 
 
 def test_derived_tensors_are_computed_once_at_an_epoch_s_beginning() -> None:

@@ -120,6 +120,22 @@ def test_the_length_of_the_batches_is_that_of_an_epoch_in_global_steps() -> None
     assert len(batches) == run.steps_per_epoch == 2
 
 
+def test_batches_have_the_attributes_of_a_loader_that_scripts_print() -> None:
+    run = Run(LocalControl.alone(2), None, 2, seed=1)
+    model = nn.Linear(2, 1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(12, 2)), batch_size=3)
+    _, _, batches = run.prepare(model, another(model), loader)
+    assert (batches.dataset, batches.batch_size) == (loader.dataset, 3)
+
+
+def test_a_second_model_is_refused_with_the_way_to_train_several() -> None:
+    run = Run(LocalControl.alone(2), None, 2, seed=1)
+    model = nn.Linear(2, 1)
+    run.prepare(model, another(model), DATA, 3)
+    with pytest.raises(UserError, match=r"prepare\(\) was called twice: .* folds, .* submit the script once for each"):
+        run.prepare(model, another(model), DATA, 3)
+
+
 def test_a_model_whose_parameters_are_divided_among_processes_is_refused_with_the_way_that_it_can_run() -> None:
     from torch.distributed.tensor import DeviceMesh, distribute_tensor
     from torch.testing._internal.distributed.fake_pg import FakeStore

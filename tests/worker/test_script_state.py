@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,37 @@ def test_a_value_of_one_micro_batch_behind_the_step_is_refused_by_name() -> None
         UserError, match=r"state.best is 0.0 for one virtual worker and 2.0 for another behind optimizer.step\(\)"
     ):
         train(run, behind=behind)
+
+
+@pytest.mark.parametrize(
+    ("copied", "refused"),
+    [
+        (lambda model: model.state_dict().copy(), True),
+        (lambda model: [each.detach() for each in model.parameters()], True),
+        (lambda model: copy.deepcopy(model.state_dict()), False),
+        (lambda model: model.weight.detach().clone(), False),
+    ],
+)
+def test_a_value_that_contains_the_weights_themselves_is_refused_by_name(copied: Any, refused: bool) -> None:
+    run = a_run()
+    state = run.state(best=None)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, batches = run.prepare(model, optimizer, (torch.ones(16, 1),), 2)
+    said = r"state.best contains tensors of the model itself, .* copy.deepcopy\(model.state_dict\(\)\)"
+    with pytest.raises(UserError, match=said) if refused else contextlib.nullcontext():
+        for _ in run.epochs(2):
+            for (x,) in batches:
+                model(x).sum().backward()
+                optimizer.step()
+            state.best = copied(model)
+
+
+def test_an_average_that_no_step_has_made_yet_is_refused_with_the_place_to_read_it() -> None:
+    run = a_run()
+    with pytest.raises(UserError, match=r"run.means has no 'loss': .* run.mean\(loss=...\). .* @run.every"):
+        train(run, body=lambda x: run.mean(loss=x.sum()), behind=lambda x: run.means["loss"])
+    assert run.means.get("loss") is None
 
 
 @pytest.mark.cluster

@@ -205,6 +205,36 @@ def main():
     assert not counted.carries(Difference("logged", Node(1, Kind.PLAIN, "int"), None))
 
 
+@pytest.mark.parametrize(
+    ("end", "carried"),
+    [
+        ("return model, history", False),
+        ("return model, [history, 1]", False),
+        ("if quick:\n        return model, []\n    return model, history", False),
+        ("if not history:\n        return model, []\n    return model, history", True),
+        ("return history, model", True),
+        ("return result(model, history)", True),
+        ("yield model, history", True),
+    ],
+)
+def test_of_a_tuple_that_a_function_returns_each_variable_gets_its_own_item(end: str, carried: bool) -> None:
+    source = f"""
+def train(model, batches):
+    history = []
+    for epoch in run.epochs(4):
+        for x in batches:
+            f(model(x)).backward()
+            optimizer.step()
+        history.append(test(model))
+    {end}
+
+model, found = train(model, batches)
+"""
+    tree = ast.parse(source)
+    sliced = Slice([tree], tree.body[0])
+    assert sliced.carries(Difference("history", Node(1, Kind.CONTAINER, "list"), None)) is carried
+
+
 def test_what_decides_when_the_loop_is_left_is_kept() -> None:
     source = """
 class EarlyStopping:

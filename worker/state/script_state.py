@@ -31,7 +31,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -258,6 +258,7 @@ class ScriptState:
         self._step = 0
         self._steps = 0  # number of steps of this process
         self.some_look_away = False  # whether some workers run no body in this step
+        self.weights: Callable[[], Iterable[torch.Tensor]] = tuple  # of the job's modules
         self.refuses = ""  # reason why bodies may not change values; "": they may
         self.device = torch.device("cpu")
 
@@ -285,13 +286,30 @@ class ScriptState:
     # -- a step
 
     def begin(self, step: int, sends: bool) -> None:
-        """Begin a step. sends: joining workers get the present values in this step."""
+        """Begin a step. sends: joining workers get the present values in this step.
+
+        Raises UserError for a value that has come to share memory with the weights.
+        """
         self._step, self._steps = step, self._steps + 1
-        self._start = self._images(self._start)
+        before, self._start = self._start, self._images(self._start)
+        self._refuse_weights([name for name, image in self._start.items() if image is not before.get(name)])
         self._bodies, self._own, self._new, self._told = 0, None, None, None
         self._joins, self._sends, self._shared = False, sends, None
         self._base, self._behind, self._applied = {}, None, False
         self.some_look_away = False
+
+    def _refuse_weights(self, names: Sequence[str]) -> None:
+        """Refuse values that contain tensors of the weights: an update changes them on this worker, where a new worker
+        has a copy.
+        """
+        having = [name for name in names if self._start[name].tensors]
+        weights = {tensor.data_ptr() for tensor in self.weights() if tensor.numel()} if having else frozenset()
+        for name in having:
+            if any(tensor.data_ptr() in weights for tensor in self._start[name].tensors):
+                raise UserError(
+                    f"state.{name} contains tensors of the model itself, which each update changes: give it a copy, such as "
+                    "copy.deepcopy(model.state_dict())"
+                )
 
     def begin_body(self) -> None:
         """Begin the body of a virtual worker with the values of the step's beginning."""

@@ -79,6 +79,9 @@ class TrainingState:
         self._values: dict[str, Any] = {}  # received registered values, until their tensors have arrived
         self._walk: _Walk | None = None  # the last walk over all parameters
         self.registered = registered if registered is not None else Registered()
+        self.registered.state.weights = lambda: [
+            each for _, module in self.modules for each in (*module.parameters(), *module.buffers())
+        ]
 
     def follow(
         self,
