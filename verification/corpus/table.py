@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .desk import Check
 from .index import BY_NAME, SCRIPTS
+from .kinds import ordinary as ordinary_scripts
 from .verdict import Kind, Verdict
 
 HEAD = """# The corpus of training scripts
@@ -32,6 +33,23 @@ is in `out/corpus.json`.
 Scripts with the same verdicts stand together. *Expected* by `verification/corpus/kinds`; *before*: the runtime when the
 script was written; *now*: the last run; *with the line*: the last run of the script with the line that the message proposes
 (`fix` in the index); *check*: `elasticctl check` on the script (`make verify-corpus ARGS=--desk`).
+
+"""
+ORDINARY = """## Ordinary scripts
+
+Most scripts of the corpus were written to find gaps. The scripts named `ordinary_…` measure what a user meets: {count} scripts
+in the manner of public ones, drawn without regard to their difficulty. They are the first, by the alphabetical order of an
+index of public code, in files named `train.py`, `trainer.py`, `train_vae.py`, `train_gan.py`, `train_gnn.py`, `train_lstm.py`,
+`distill.py`, `pinn.py`, `simclr.py` and `maml.py`, each from another repository. Left out were frameworks other than PyTorch,
+the loops of Lightning, transformers and accelerate ([another page](../frameworks.md)), files without a whole training loop,
+reinforcement learning that makes its data while it trains, and one that was like another of its author. Each was written anew
+in its manner, with small data of its own, and made elastic by `join`, `prepare`, `epochs`, the batches and `run.save` alone.
+
+| | equal as written | named or refused | other bits, no message | crashed | equal with the named lines |
+| --- | --- | --- | --- | --- | --- |
+{rows}
+
+Lines that mend the scripts, with the number of scripts: {lines}.
 
 """
 ALARMS = "False alarms (`make verify-alarms`): "  # begins the paragraph below the head
@@ -136,14 +154,34 @@ def _write(path: Path, rows: dict[str, dict[str, str]], alarms: str = "") -> Non
         verdicts = tuple(f"{name}: {row[name]}" for name in VERDICTS if row.get(name))
         groups.setdefault(verdicts, []).append(f"- `{each.name}`: {each.idiom}")
     parts = [f"## {'; '.join(verdicts)}\n\n" + "\n".join(lines) for verdicts, lines in groups.items()]
-    path.write_text(HEAD + (f"{alarms}\n\n" if alarms else "") + "\n\n".join(parts) + "\n")
+    ordinary = _of_ordinary([rows[each.name] for each in ordinary_scripts.SCRIPTS])
+    path.write_text(HEAD + (f"{alarms}\n\n" if alarms else "") + ordinary + "\n\n".join(parts) + "\n")
+
+
+def _of_ordinary(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the section on ordinary scripts, with their shares before and now."""
+    shares = [_shares("when the scripts were written", [row.get("before", "") for row in rows], None)]
+    lines = [row.get("with the line", row.get("now", "")) for row in rows]  # without a line: as written
+    shares.append(_shares("now", [row.get("now", "") for row in rows], lines))
+    used = Counter(line for each in ordinary_scripts.SCRIPTS for line in each.line.split(", ") if line)
+    said = ", ".join(f"{line if ' ' in line else f'`{line}`'} {count}" for line, count in used.most_common())
+    return ORDINARY.format(count=len(rows), rows="\n".join(shares), lines=said)
+
+
+def _shares(when: str, cells: Sequence[str], lines: Sequence[str] | None) -> str:
+    kinds = Counter("found" if cell.startswith(FOUND_IN_CLUSTER) else cell.partition(",")[0] for cell in cells)
+    counts = [kinds[kind] for kind in (Kind.EQUAL.value, "found", Kind.SILENT.value, Kind.CRASHED.value)]
+    if lines is not None:
+        counts.append(sum(each == Kind.EQUAL.value for each in lines))
+    shown = [f"{count} ({count / len(cells):.0%})" for count in counts]
+    return f"| {when} | {' | '.join(shown)} |{'' if lines is not None else ' |'}"
 
 
 def _read(path: Path) -> dict[str, dict[str, str]]:
     rows: dict[str, dict[str, str]] = {}
     verdicts: dict[str, str] = {}
     for text in path.read_text().splitlines() if path.exists() else ():
-        if text.startswith("## "):
+        if text.startswith("## expected: "):
             verdicts = dict(part.split(": ", 1) for part in text.removeprefix("## ").split("; "))
         elif found := _SCRIPT.match(text):
             rows[found[1]] = dict(verdicts)

@@ -276,7 +276,21 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
-    Script("environment_stepped", FOUND, "envs"),
+    Script(
+        "environment_stepped",
+        FOUND,
+        "envs",
+        "run.per_virtual_worker(position=…)",
+        (
+            ("next_obs = envs.reset()\n", ""),
+            (_JOIN, _JOIN + "own = run.per_virtual_worker(position=envs.position, t=0)\nenvs.rng = np.random\n"),
+            (
+                "        distribution =",
+                "        envs.position, envs.t = own.position, own.t\n        next_obs = torch.tensor(envs.position, dtype=torch.float32)\n        distribution =",
+            ),
+            ("        advantage =", "        own.position, own.t = envs.position, envs.t\n        advantage ="),
+        ),
+    ),
     Script(
         "closure_with_hold",
         FOUND,

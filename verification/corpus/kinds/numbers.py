@@ -383,7 +383,19 @@ SCRIPTS: tuple[Script, ...] = (
             (_JOIN, _JOIN + "state = run.state(counter=0, best_val_loss=np.inf)\n"),
         ),
     ),
-    Script("baseline_from_first", FOUND, "baseline"),
+    Script(
+        "baseline_from_first",
+        FOUND,
+        "baseline",
+        "state = run.state(baseline=None)",
+        (
+            ("baseline", "state.baseline"),
+            ("A state.baseline", "A baseline"),
+            ("`if state.baseline", "`if baseline"),
+            ("state.baseline = None\n", ""),
+            (_JOIN, _JOIN + "state = run.state(baseline=None)\n"),
+        ),
+    ),
     Script("autoclip_percentile", FOUND, "clip()"),
     Script(
         "multiscale_held",

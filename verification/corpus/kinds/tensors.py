@@ -297,7 +297,17 @@ SCRIPTS: tuple[Script, ...] = (
         ),
     ),
     Script("lookahead_list", FOUND, "slow", "optimizer.state"),
-    Script("pruning_masks", FOUND, "mask", "run.epoch_begin(…)"),
+    Script(
+        "pruning_masks",
+        FOUND,
+        "mask",
+        "state = run.state(mask=…)",
+        (
+            ("mask", "state.mask"),
+            ("state.mask = torch.ones_like(model.weight)\n", ""),
+            (_JOIN, _JOIN + "state = run.state(mask=torch.ones_like(model.weight))\n"),
+        ),
+    ),
     Script(
         "observer_attributes",
         FOUND,
@@ -637,9 +647,81 @@ SCRIPTS: tuple[Script, ...] = (
             ("window", "state.losses"),
         ),
     ),
-    Script("flexmatch_thresholds", FOUND, "selected"),
-    Script("ada_probability", FOUND, "batch_idx"),
+    Script(
+        "flexmatch_thresholds",
+        FOUND,
+        "selected",
+        "state = run.state(selected=…)",
+        (
+            (
+                "thresholds = Thresholds(128, 3)\nrun = elastic.join()\n",
+                "run = elastic.join()\nthresholds = Thresholds(128, 3)\n",
+            ),
+            (
+                "        self.selected = torch.full((samples,), -1)\n        self.classwise_acc = torch.zeros(classes)\n",
+                "        self.state = run.state(selected=torch.full((samples,), -1), classwise_acc=torch.zeros(classes))\n",
+            ),
+            ("self.selected", "self.state.selected"),
+            ("self.classwise_acc", "self.state.classwise_acc"),
+        ),
+    ),
+    Script(
+        "ada_probability",
+        FOUND,
+        "batch_idx",
+        "run.mean, @run.every, a buffer of the model",
+        (
+            (
+                "signs, batch_idx = [], 0\n",
+                'net, model = model, nn.ModuleDict({"net": model, "augment": augment_pipe})\n',
+            ),
+            ("model(augment_pipe", "net(augment_pipe"),
+            (
+                "        optimizer.step()\n",
+                "        run.mean(sign=logits.detach().sign().mean())\n        optimizer.step()\n",
+            ),
+            (
+                "        signs.append(logits.detach().sign().mean())\n        batch_idx += 1\n        if batch_idx % 4 == 0:\n            adjust = torch.sign(torch.stack(signs).mean() - 0.1) * 0.1\n            augment_pipe.p.copy_((augment_pipe.p + adjust).clamp(0, 1))\n            signs.clear()\n",
+                "",
+            ),
+            (
+                "for epoch in",
+                '@run.every(steps=4)\ndef adapt():\n    adjust = 0.1 if run.means["sign"] > 0.1 else -0.1\n    augment_pipe.p.copy_((augment_pipe.p + adjust).clamp(0, 1))\n\n\nfor epoch in',
+            ),
+        ),
+    ),
     Script("path_length_mean", FOUND, "pl_mean"),
-    Script("dino_center", FOUND, "center"),
-    Script("best_parameters_by_loss", FOUND, "best_weight"),
+    Script(
+        "dino_center",
+        FOUND,
+        "center",
+        "a part of the model",
+        (
+            (
+                "dino_loss = DinoLoss(4)\n",
+                'dino_loss = DinoLoss(4)\nnet, model = model, nn.ModuleDict({"net": model, "loss": dino_loss})\n',
+            ),
+            ("model(inputs", "net(inputs"),
+        ),
+    ),
+    Script(
+        "best_parameters_by_loss",
+        FOUND,
+        "best_weight",
+        "run.mean, @run.every, and state = run.state(best_weight=None)",
+        (
+            ('best_loss, best_weight = float("inf"), None\n', ""),
+            (_JOIN, _JOIN + 'state = run.state(best_loss=float("inf"), best_weight=None)\n'),
+            ("        loss.backward()\n", "        loss.backward()\n        run.mean(loss=loss)\n"),
+            (
+                "        if loss.item() < best_loss:\n            best_loss = loss.item()\n            best_weight = model.weight.detach().clone()\n",
+                "",
+            ),
+            (
+                "for epoch in",
+                '@run.every(steps=1)\ndef keep():\n    if run.means["loss"] < state.best_loss:\n        state.best_loss, state.best_weight = run.means["loss"], model.weight.detach().clone()\n\n\nfor epoch in',
+            ),
+            ('"weight": best_weight, "loss": best_loss', '"weight": state.best_weight, "loss": state.best_loss'),
+        ),
+    ),
 )

@@ -1,0 +1,597 @@
+"""Scripts in the manner of public training scripts that were drawn without regard to their difficulty: the first that an index
+of public code lists under names such as `train.py`.
+"""
+
+from __future__ import annotations
+
+from ..script import EITHER, EQUAL, FOUND, Script
+
+_JOIN = "run = elastic.join()\n"
+
+
+def _state(values: str, indent: str = "") -> tuple[str, str]:
+    """Return the replacement that declares values of the job after joining it."""
+    return _JOIN, f"{_JOIN}{indent}state = run.state({values})\n"
+
+
+SCRIPTS: tuple[Script, ...] = (
+    Script("ordinary_train_loop_function", EQUAL),
+    Script("ordinary_face_expression", EQUAL),
+    Script(
+        "ordinary_char_gpt",
+        FOUND,
+        "run.clip",
+        "run.clip, run.steps_done, @run.every, run.state",
+        (
+            ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "run.clip(1.0)"),
+            ("lr = get_lr(iter_num)", "lr = get_lr(run.steps_done)"),
+            _state("best_val_loss=1e9"),
+            ("best_val_loss = 1e9\n", ""),
+            (
+                '        if iter_num % eval_interval == 0:\n            losses = estimate_loss()\n            print(f"step {iter_num}: train loss {losses[\'train\']:.4f}, val loss {losses[\'val\']:.4f}")\n            if losses["val"] < best_val_loss:\n                best_val_loss = losses["val"]\n                if iter_num > 0:\n                    checkpoint = {"model": model.state_dict(), "iter_num": iter_num, "best_val_loss": best_val_loss}\n                    run.save(checkpoint, "ckpt.pt")\n',
+                "",
+            ),
+            (
+                "t0 = time.time()\nfor epoch",
+                't0 = time.time()\n\n\n@run.every(steps=eval_interval)\ndef validate():\n    losses = estimate_loss()\n    if losses["val"] < state.best_val_loss:\n        state.best_val_loss = losses["val"].item()\n        run.save({"model": model.state_dict(), "best_val_loss": state.best_val_loss}, "ckpt.pt")\n\n\nfor epoch',
+            ),
+        ),
+    ),
+    Script("ordinary_review_lstm", EQUAL),
+    Script(
+        "ordinary_poem_writer",
+        FOUND,
+        "model.training",
+        "model.train() in each loop body",
+        (
+            (
+                "            output, _ = model(inputs)\n",
+                "            model.train()\n            output, _ = model(inputs)\n",
+            ),
+        ),
+    ),
+    Script(
+        "ordinary_semi_segmentation",
+        FOUND,
+        "net_teacher",
+        "run.register, after_update, run.state, samples drawn by torch's generator",
+        (
+            ("    global global_itnum\n", ""),
+            ("        global_itnum = global_itnum + 1\n", ""),
+            ("        update_ema_variables(model_student, model_teacher, 0.9, global_itnum)\n", ""),
+            (
+                "for label_data, unlabel_data in zip(trainloader, trainloader_unlabel):\n",
+                "for label_data in trainloader:\n        unlabel_data = trainloader_unlabel.dataset[torch.randint(128, (4,))]\n",
+            ),
+            (
+                "    run = elastic.join()\n",
+                "    global state\n    run = elastic.join()\n    state = run.state(memory=None)\n",
+            ),
+            ('        self.register_buffer("memory", None)\n', ""),
+            ("self.memory is", "state.memory is"),
+            ("self.memory.size", "state.memory.size"),
+            ("[self.memory,", "[state.memory,"),
+            ("self.memory =", "state.memory ="),
+            (
+                "    net_student, optimizer, trainloader = run.prepare(net_student, optimizer, trainloader)\n",
+                '    run.register("net_teacher", net_teacher)\n\n    def update():\n        update_ema_variables(net_student, net_teacher, 0.9, run.steps_done + 1)\n\n    net_student, optimizer, trainloader = run.prepare(net_student, optimizer, trainloader, after_update=update)\n',
+            ),
+        ),
+    ),
+    Script(
+        "ordinary_text_to_image_gan",
+        FOUND,
+        "updates=",
+        "two named updates",
+        (
+            (
+                "[optimizer_G, optimizer_D], data_loader)",
+                '[optimizer_G, optimizer_D], data_loader, updates={"generator": optimizer_G, "discriminator": optimizer_D})',
+            ),
+            (
+                "        g_loss.backward()\n        optimizer_G.step()\n",
+                '        if data_loader.update == "generator":\n            g_loss.backward()\n            optimizer_G.step()\n            continue\n',
+            ),
+            (", G Loss: {g_loss.item():.4f}", ""),
+        ),
+    ),
+    Script(
+        "ordinary_gpt2_pieces",
+        FOUND,
+        "run.clip",
+        "run.clip",
+        (("torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)", "run.clip(args.max_grad_norm)"),),
+    ),
+    Script(
+        "ordinary_unet_dice",
+        FOUND,
+        "run.clip",
+        "run.clip, @run.every",
+        (
+            ("torch.nn.utils.clip_grad_norm_(model.parameters(), gradient_clipping)", "run.clip(gradient_clipping)"),
+            (
+                '                division_step = 4\n                if global_step % division_step == 0:\n                    val_score = evaluate(model, val_loader)\n                    scheduler.step(val_score)\n                    logging.info(f"Validation Dice score: {val_score}")\n',
+                "",
+            ),
+            (
+                "    for epoch in run.epochs",
+                "    @run.every(steps=4)\n    def validate():\n        scheduler.step(evaluate(model, val_loader))\n\n    for epoch in run.epochs",
+            ),
+        ),
+    ),
+    Script(
+        "ordinary_graph_tokens",
+        FOUND,
+        "best_state",
+        "run.state",
+        (
+            _state('patience=3, best_vals=[0.0, float("inf")], best_epoch=None, best_state=None'),
+            ("        self.patience = self.max_patience = patience\n", "        self.max_patience = patience\n"),
+            ('        self.best_vals, self.best_epoch, self.best_state = [0.0, float("inf")], None, None\n', ""),
+            ("self.best_", "state.best_"),
+            ("self.patience", "state.patience"),
+            ("early_stopping.best_", "state.best_"),
+        ),
+    ),
+    Script(
+        "ordinary_slot_attention",
+        FOUND,
+        "run.steps_done",
+        "run.steps_done",
+        (("            i += 1\n", "            i = run.steps_done + 1\n"), ("    i = 0\n", "")),
+    ),
+    Script(
+        "ordinary_video_tokens",
+        FOUND,
+        "before_update",
+        "before_update, run.steps_done, run.state",
+        (
+            _state('best_val_loss=float("inf"), best_epoch=0'),
+            ("best_val_loss = math.inf\nbest_epoch = 0\n", ""),
+            ("best_val_loss = val_loss", "state.best_val_loss = val_loss"),
+            ("best_epoch = epoch", "state.best_epoch = epoch"),
+            ("val_loss < best_val_loss", "val_loss < state.best_val_loss"),
+            ('"best_val_loss": best_val_loss', '"best_val_loss": state.best_val_loss'),
+            ('"best_epoch": best_epoch', '"best_epoch": state.best_epoch'),
+            ("{best_val_loss:F} @ Epoch {best_epoch}", "{state.best_val_loss:F} @ Epoch {state.best_epoch}"),
+            ('        clip_grad_norm_(model.parameters(), 0.05, "inf")\n', ""),
+            (
+                "run.prepare(model, optimizer, train_loader)",
+                'run.prepare(\n    model, optimizer, train_loader, before_update=lambda: clip_grad_norm_(model.parameters(), 0.05, "inf")\n)',
+            ),
+            ("        global_step += 1\n", "        global_step = run.steps_done + 1\n"),
+            (
+                "        model.eval()\n",
+                "        model.eval()\n        tau = cosine_anneal(run.steps_done, 1.0, 0.1, 0, 30)\n",
+            ),
+        ),
+    ),
+    Script("ordinary_denoising_unet", EQUAL),
+    Script("ordinary_sum_rnn", EQUAL),
+    Script(
+        "ordinary_digit_cnn",
+        FOUND,
+        "best_acc",
+        "run.state",
+        (("best_acc", "state.best_acc"), ("state.best_acc = 0.0\n", ""), _state("best_acc=0.0")),
+    ),
+    Script(
+        "ordinary_cell_convlstm",
+        FOUND,
+        "run.clip",
+        "run.clip, run.mean, run.state",
+        (
+            (
+                "    run = elastic.join()\n",
+                "    global run\n    run = elastic.join()\n    state = run.state(\n        history={}, best_iou=0, best_consistency=0, epochs_without_improvement=0\n    )\n",
+            ),
+            ('    history = {"train_loss": [],', '    state.history = {"train_loss": [],'),
+            ("    best_iou = 0\n    best_consistency = 0\n    epochs_without_improvement = 0\n", ""),
+            (
+                "        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n",
+                "        run.clip(1.0)\n        run.mean(loss=loss, seg=seg)\n",
+            ),
+            (
+                'return {"loss": total_loss / num_batches, "seg": loss_components["seg"] / num_batches}',
+                'return {"loss": run.means["loss"], "seg": run.means["seg"]}',
+            ),
+            ("        history[", "        state.history["),
+            ('"history": history', '"history": state.history'),
+            ("> best_iou", "> state.best_iou"),
+            ("                best_iou = ", "                state.best_iou = "),
+            ('"best_iou": best_iou', '"best_iou": state.best_iou'),
+            ("{best_iou:.4f}", "{state.best_iou:.4f}"),
+            ("> best_consistency", "> state.best_consistency"),
+            ("                best_consistency = ", "                state.best_consistency = "),
+            ("                epochs_without_improvement ", "                state.epochs_without_improvement "),
+            ("if epochs_without_improvement", "if state.epochs_without_improvement"),
+            ("{epochs_without_improvement}", "{state.epochs_without_improvement}"),
+        ),
+    ),
+    Script(
+        "ordinary_siamese_pairs",
+        FOUND,
+        "batch_id",
+        "run.steps_done",
+        (
+            ("if batch_id % save_every", "if run.steps_done % save_every"),
+            ("str(batch_id + 1)", "str(run.steps_done + 1)"),
+        ),
+    ),
+    Script(
+        "ordinary_survival_fusion",
+        FOUND,
+        "run.clip",
+        "max_grad_norm, run.state",
+        (
+            (
+                "                scaler.unscale_(optimizer)\n                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+                "",
+            ),
+            ("optimizer, train_loader)", "optimizer, train_loader, max_grad_norm=1.0)"),
+            ("best_val_cindex", "state.best_val_cindex"),
+            ("epochs_without_improvement", "state.epochs_without_improvement"),
+            ('    state.best_val_cindex = -float("inf")\n', ""),
+            ("    state.epochs_without_improvement = 0\n    model", "    model"),
+            _state('best_val_cindex=-float("inf"), epochs_without_improvement=0', "    "),
+        ),
+    ),
+    Script(
+        "ordinary_kfold_graph",
+        FOUND,
+        "prepare()",
+        "a job for each fold",
+        (("in kf.split(samples):", "in list(kf.split(samples))[:1]:"),),
+    ),
+    Script(
+        "ordinary_change_detection",
+        FOUND,
+        "run.steps_done",
+        "run.steps_done, run.state",
+        (
+            _state('lr=ph.learning_rate, best_metrics={"best_f1score": 0}, non_improved_epoch=0', "    "),
+            ("            total_step += 1\n", ""),
+            ("            if total_step < ph.warm_up_step:\n", "            if run.steps_done < ph.warm_up_step:\n"),
+            ("warmup_lr[total_step]", "warmup_lr[run.steps_done]"),
+            ('> best_metrics["best_f1score"]', '> state.best_metrics["best_f1score"]'),
+            ('        best_metrics["best_f1score"] =', '        state.best_metrics["best_f1score"] ='),
+            ("        non_improved_epoch = 0\n", "        state.non_improved_epoch = 0\n"),
+            (
+                "        non_improved_epoch += 1\n        if non_improved_epoch ==",
+                "        state.non_improved_epoch += 1\n        if state.non_improved_epoch ==",
+            ),
+            ("            lr *= ph.factor\n", "            state.lr *= ph.factor\n"),
+            ('                g["lr"] = lr\n', '                g["lr"] = state.lr\n'),
+        ),
+    ),
+    Script("ordinary_style_transfer", EQUAL),
+    Script(
+        "ordinary_ddpm_digits",
+        FOUND,
+        "epoch_loss",
+        "run.mean, run.means",
+        (
+            ("        optimizer.step()\n", "        run.mean(loss=loss)\n        optimizer.step()\n"),
+            ("average_loss = epoch_loss / len(dataloader)", 'average_loss = run.means["loss"]'),
+        ),
+    ),
+    Script("ordinary_speech_emotion", EQUAL),
+    Script(
+        "ordinary_anomaly_series",
+        FOUND,
+        "run.clip",
+        "run.clip",
+        (("torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)", "run.clip(1.0)"),),
+    ),
+    Script(
+        "ordinary_logistics_graph",
+        FOUND,
+        "run.clip",
+        "run.clip",
+        (("torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)", "run.clip(1.0)"),),
+    ),
+    Script("ordinary_gp_classifier", EQUAL),
+    Script("ordinary_conditional_vae", EQUAL),
+    Script(
+        "ordinary_periodic_series",
+        FOUND,
+        "best_val_acc",
+        "run.state",
+        (
+            ("model.state_dict().copy()", "{name: each.clone() for name, each in model.state_dict().items()}"),
+            ("best_val_acc", "state.best_val_acc"),
+            ("patience_counter", "state.patience_counter"),
+            ("best_state", "state.best_state"),
+            ("    state.best_val_acc = 0.0\n    state.patience_counter = 0\n    state.best_state = None\n", ""),
+            _state("best_val_acc=0.0, patience_counter=0, best_state=None", "    "),
+        ),
+    ),
+    Script(
+        "ordinary_vqvae_faces",
+        FOUND,
+        "best_loss",
+        "run.state",
+        (
+            ("best_loss", "state.best_loss"),
+            ('state.best_loss = float("inf")\n', ""),
+            _state('best_loss=float("inf")'),
+        ),
+    ),
+    Script(
+        "ordinary_trainer_callbacks",
+        FOUND,
+        "run.clip",
+        "run.clip, run.steps_done",
+        (
+            ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "elastic_run.clip(1.0)"),
+            ("if trainer.iter_num % 10 == 0", "if elastic_run.steps_done % 10 == 0"),
+        ),
+    ),
+    Script(
+        "ordinary_medical_srgan",
+        FOUND,
+        "updates=",
+        "two named updates",
+        (
+            (
+                "[optimizer_G, optimizer_D], train_dl)",
+                '[optimizer_G, optimizer_D], train_dl, updates={"gen": optimizer_G, "disc": optimizer_D})',
+            ),
+            (
+                "            optimizer_G.zero_grad()\n            scaler.scale(loss_G).backward()\n            scaler.step(optimizer_G)\n            scaler.update()\n            e_loss_G.append(loss_G)\n",
+                '            if train_dl.update == "gen":\n                optimizer_G.zero_grad()\n                loss_G.backward()\n                optimizer_G.step()\n                e_loss_G.append(loss_G)\n                continue\n',
+            ),
+            (
+                "            scaler.scale(loss_D).backward()\n            scaler.step(optimizer_D)\n            scaler.update()\n",
+                "            loss_D.backward()\n            optimizer_D.step()\n",
+            ),
+            ("sum(e_loss_D) / len(e_loss_D)", "sum(e_loss_D) / max(1, len(e_loss_D))"),
+            ("sum(e_loss_G) / len(e_loss_G)", "sum(e_loss_G) / max(1, len(e_loss_G))"),
+        ),
+    ),
+    Script(
+        "ordinary_intent_slots",
+        FOUND,
+        "_max_validation_loss",
+        "run.state",
+        (
+            ("        self._max_validation_loss = 6.0\n", ""),
+            ("self._max_validation_loss", "state.max_validation_loss"),
+            _state("max_validation_loss=6.0"),
+        ),
+    ),
+    Script(
+        "ordinary_pyramid_segmentation",
+        FOUND,
+        "best_metric",
+        "run.state",
+        (
+            ('        self.best_metric = float("inf")\n', ""),
+            ("self.best_metric", "kept.best_metric"),
+            (_JOIN, _JOIN + 'kept = run.state(best_metric=float("inf"))\n'),
+        ),
+    ),
+    Script(
+        "ordinary_dark_images",
+        FOUND,
+        "completed_step",
+        "@run.every, run.state",
+        (
+            (
+                "                if completed_step % 8 == 0:\n                    psnr = self.eval()\n                    self.saver.save_model(psnr)\n",
+                "",
+            ),
+            (
+                "        for epoch in run.epochs",
+                "        @run.every(steps=8)\n        def validate():\n            self.saver.save_model(self.eval())\n\n        for epoch in run.epochs",
+            ),
+            ("        self.best = 0.0\n", ""),
+            ("self.best", "state.best"),
+            _state("best=0.0"),
+        ),
+    ),
+    Script(
+        "ordinary_evidential",
+        EITHER,
+        "best_acc",
+        "run.state",
+        (
+            ("        self.best_model_wts = deepcopy(self.model.state_dict())\n        self.best_acc = 0.0\n", ""),
+            (
+                "            self.best_acc = self.epoch_acc\n            self.best_model_wts =",
+                "            state.best_acc = self.epoch_acc\n            state.best_model_wts =",
+            ),
+            ("self.best_acc", "state.best_acc"),
+            ("self.best_model_wts", "state.best_model_wts"),
+            _state("best_acc=0.0, best_model_wts=None"),
+        ),
+    ),
+    Script(
+        "ordinary_yolo_boxes",
+        FOUND,
+        "loss_",
+        "run.mean, @run.every, run.state",
+        (
+            ("            opt.step()\n", "            run.mean(loss=loss)\n            opt.step()\n"),
+            (
+                '            if loss.item() <= loss_:\n                run.save(net.state_dict(), "YOLO_net.pt")\n                loss_ = loss.item()\n',
+                "",
+            ),
+            (
+                "    loss_ = 10\n",
+                '    state = run.state(loss_=10.0)\n\n    @run.every(steps=1)\n    def keep():\n        if run.means["loss"] <= state.loss_:\n            run.save(net.state_dict(), "YOLO_net.pt")\n            state.loss_ = run.means["loss"]\n\n',
+            ),
+            ("{loss_}", "{state.loss_}"),
+            (
+                "    net, opt, train_loader = run.prepare(net, opt, train_loader)\n    state = run.state(loss_=10.0)\n",
+                "    state = run.state(loss_=10.0)\n    net, opt, train_loader = run.prepare(net, opt, train_loader)\n",
+            ),
+        ),
+    ),
+    Script(
+        "ordinary_energy_disaggregation",
+        FOUND,
+        "best_f1",
+        "run.state",
+        (
+            ("        best_mae_err = np.array(999.0)\n        best_f1 = np.array(0.0)\n", ""),
+            ("best_f1", "state.best_f1"),
+            ("best_mae_err", "state.best_mae_err"),
+            ("        early_stopping_counter = 0\n        for", "        for"),
+            ("early_stopping_counter", "state.early_stopping_counter"),
+            _state("best_mae_err=np.array(999.0), best_f1=np.array(0.0), early_stopping_counter=0"),
+        ),
+    ),
+    Script(
+        "ordinary_recommender",
+        FOUND,
+        "best_result",
+        "run.state",
+        (
+            (
+                "        best_result = 0\n        best_dict = {}\n        best_epoch = 0\n        best_model = None\n",
+                "",
+            ),
+            ("best_result", "state.best_result"),
+            ("best_dict", "state.best_dict"),
+            ("best_epoch", "state.best_epoch"),
+            ("best_model = copy.deepcopy(self.model)", "state.best_model = copy.deepcopy(self.model.state_dict())"),
+            ("best_model.state_dict()", "state.best_model"),
+            _state("best_result=0, best_dict={}, best_epoch=0, best_model=None"),
+        ),
+    ),
+    Script("ordinary_digit_distillation", EQUAL),
+    Script(
+        "ordinary_lesion_distillation",
+        FOUND,
+        "best_val_loss",
+        "run.state",
+        (
+            ('    best_val_loss = float("inf")\n    train_losses, val_losses = [], []\n', "    train_losses = []\n"),
+            ("best_val_loss", "state.best_val_loss"),
+            ("val_losses", "state.val_losses"),
+            (
+                _JOIN,
+                "global state\n    " + _JOIN + '    state = run.state(best_val_loss=float("inf"), val_losses=[])\n',
+            ),
+        ),
+    ),
+    Script(
+        "ordinary_intrusion_tabular",
+        FOUND,
+        "best_val_accuracy",
+        "run.state",
+        (
+            ("best_val_accuracy", "state.best_val_accuracy"),
+            ("patience_counter", "state.patience_counter"),
+            ("    state.best_val_accuracy = 0\n    state.patience_counter = 0\n", ""),
+            _state("best_val_accuracy=0, patience_counter=0", "    "),
+        ),
+    ),
+    Script("ordinary_logistic_pinn", EQUAL),
+    Script(
+        "ordinary_simclr_views",
+        FOUND,
+        "run.means",
+        "run.mean, run.state",
+        (
+            (
+                "                scaler.scale(loss).backward()\n",
+                "                scaler.scale(loss).backward()\n                run.mean(loss=loss)\n",
+            ),
+            ("if epoch_loss < best_loss", 'if run.means["loss"] < state.best_loss'),
+            ("best_loss = epoch_loss", 'state.best_loss = run.means["loss"]'),
+            ("        best_loss = np.inf\n", ""),
+            _state('best_loss=float("inf")'),
+        ),
+    ),
+    Script("ordinary_omniglot_maml", EQUAL),
+    Script(
+        "ordinary_sign_bilstm",
+        FOUND,
+        "run.clip",
+        "run.clip, run.state",
+        (
+            ("nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)", "run.clip(1.0)"),
+            ("best_val_acc = 0.0\nbest_epoch = 0\npatience_cnt = 0\nhistory = []\n", ""),
+            ("best_val_acc", "state.best_val_acc"),
+            ("best_epoch", "state.best_epoch"),
+            ("patience_cnt", "state.patience_cnt"),
+            (
+                "history.append(dict(epoch=epoch, train_acc=train_acc, val_acc=val_acc, gap=train_acc - val_acc))",
+                "state.history.append(dict(epoch=epoch, val_acc=val_acc))",
+            ),
+            ("for r in history", "for r in state.history"),
+            (
+                "train accuracy {best_row['train_acc'] * 100:.2f}%, gap {best_row['gap'] * 100:.2f}%",
+                "accuracy {best_row['val_acc'] * 100:.2f}%",
+            ),
+            _state("best_val_acc=0.0, best_epoch=0, patience_cnt=0, history=[]"),
+        ),
+    ),
+    Script(
+        "ordinary_pose_gan",
+        FOUND,
+        "updates=",
+        "two named updates, run.state",
+        (
+            (
+                "[optimizer_G, optimizer_D], train_loader)",
+                '[optimizer_G, optimizer_D], train_loader, updates={"discriminator": optimizer_D, "generator": optimizer_G})',
+            ),
+            (
+                "        opt_D.zero_grad()\n",
+                '        if dataloader.update == "generator":\n            fake_pose, recon_loss = generator(pose_gt, text_input)\n            g_adv_loss = torch.mean((discriminator(fake_pose) - 1) ** 2)\n            (recon_loss + adv_weight * g_adv_loss).backward()\n            opt_G.step()\n            continue\n        opt_D.zero_grad()\n',
+            ),
+            (
+                '        opt_G.zero_grad()\n        fake_pose, recon_loss = generator(pose_gt, text_input)\n        g_adv_loss = torch.mean((discriminator(fake_pose) - 1) ** 2)\n        total_g_loss = recon_loss + (adv_weight * g_adv_loss)\n        total_g_loss.backward()\n        opt_G.step()\n\n        loss_log["g_total"].update(total_g_loss.item())\n        loss_log["g_recon"].update(recon_loss.item())\n',
+                "",
+            ),
+            (
+                '        pbar.set_postfix({"G_Recon": f"{recon_loss.item():.4f}", "G_Adv": f"{g_adv_loss.item():.4f}"})\n',
+                "",
+            ),
+            ("best_mpjpe", "state.best_mpjpe"),
+            ('    state.best_mpjpe = float("inf")\n', ""),
+            _state('best_mpjpe=float("inf")', "    "),
+        ),
+    ),
+    Script(
+        "ordinary_graph_links",
+        FOUND,
+        "run.means",
+        "run.mean, run.means, run.state",
+        (
+            (
+                "                self.opt.step()\n",
+                "                run.mean(loss=total_loss)\n                self.opt.step()\n",
+            ),
+            ("            epoch_loss /= max(len(loader), 1)\n", '            epoch_loss = run.means["loss"]\n'),
+            (
+                "            best_loss = min(best_loss, epoch_loss)\n",
+                "            state.best_loss = min(state.best_loss, epoch_loss)\n",
+            ),
+            ('        best_loss = float("inf")\n', ""),
+            ("{best_loss:.4e}", "{state.best_loss:.4e}"),
+            ("if best_loss <=", "if state.best_loss <="),
+            ("return best_loss", "return state.best_loss"),
+            _state('best_loss=float("inf")'),
+        ),
+    ),
+    Script(
+        "ordinary_user_matching",
+        FOUND,
+        "best_",
+        "run.state",
+        (
+            (
+                "        if F1 > best_F1:\n            best_F1 = F1\n            run",
+                "        if F1 > state.best_F1:\n            state.best_F1 = F1\n            run",
+            ),
+            ("            best_epoch = epoch", "            state.best_epoch = epoch"),
+            ("epoch - best_epoch", "epoch - state.best_epoch"),
+            ("    threshold = 0.5\n    best_F1 = 0\n    best_epoch = 0\n", ""),
+            _state("best_F1=0.0, best_epoch=0", "    "),
+        ),
+    ),
+)
