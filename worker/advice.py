@@ -24,6 +24,11 @@ DRAWN = (
     "draws of others"
 )
 
+AVERAGED = (
+    "compute it from averages over all workers: run.mean(loss=loss) in the loop body, and between steps run.means['loss'] in "
+    "place of loss.item()"
+)
+
 _GLOBAL = {"torch.Generator": "torch's", "random.Random": "Python's"}
 
 
@@ -201,6 +206,8 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
             f"derive it from the epoch in the data set's set_epoch(epoch), which its loader processes call, too, or register it: "
             f"{line}"
         )
+    if is_part(holder, sources.saved) and sources.follows_from_a_batch(difference.name, owners):
+        return f"register it: {line}, and {AVERAGED}"
     return f"register it: {line}"
 
 

@@ -265,6 +265,16 @@ class Sources:
         """Return whether a line outside of functions with these names changes this name."""
         return any(getattr(each.scope, "name", "") not in methods for _, each in self._changes(name, owners))
 
+    def follows_from_a_batch(self, name: str, owners: Sequence[str] = ()) -> bool:
+        """Return whether a loop body computes this name from a number that it reads from a tensor: `total += loss.item()`."""
+        lines = {change.line for source, change in self._changes(name, owners) if self._is_in_body(source, change)}
+        statements = [
+            node
+            for node in (_within(self._loop) if lines and self._loop is not None else ())
+            if isinstance(node, ast.Assign | ast.AugAssign) and node.lineno in lines
+        ]
+        return any(_calls(each.value, "item") for each in statements)
+
     def is_changed_by_its_class(self, name: str, owners: Sequence[str]) -> bool:
         """Return whether methods of the object's class, such as a module's `forward`, change this name, and nothing else."""
         changes = self._changes(name, owners)

@@ -340,6 +340,24 @@ def test_a_copy_of_the_weights_that_is_nothing_at_first_belongs_to_the_job() -> 
     assert text.endswith("register it: run.state(best_weight=None)")
 
 
+@pytest.mark.parametrize(
+    ("lines", "averaged"),
+    [
+        ("total += loss.item()", True),
+        ("if loss.item() < total:\n    total = loss.item()", True),
+        ("total += 1", False),
+        ("total = 0.9 * total", False),
+    ],
+)
+def test_what_follows_from_the_batches_of_one_worker_and_is_saved_is_averaged(lines: str, averaged: bool) -> None:
+    script = body(lines, before="total = 0.0", tail="run.save({'loss': total}, 'last.pt')")
+    text = advice.sentence(number("total"), WORKERS, script)
+    assert "register it: run.state(total=0.0)" in text
+    assert (advice.AVERAGED in text) is averaged
+    unsaved = advice.sentence(number("total"), WORKERS, body(lines, before="total = 0.0", tail="print(total)"))
+    assert unsaved.endswith("register it: run.state(total=0.0)")
+
+
 def test_each_line_to_write_has_a_name_that_the_runtime_accepts_and_no_two_have_one() -> None:
     found = [number("self._best"), number("losses.sum"), number("scores.sum"), number("_")]
     text = advice.sentences(found[:3], WORKERS, Sources(None))
@@ -347,6 +365,30 @@ def test_each_line_to_write_has_a_name_that_the_runtime_accepts_and_no_two_have_
         each for each in ("run.state(best=0)", "run.state(sum=0)", "run.state(scores_sum=0)") if each not in text
     ] == []
     assert "run.state(_=0)" in advice.sentence(found[3], WORKERS, Sources(None))  # there is no other name
+
+
+CRITERION = """
+class Center(nn.Module):
+    def forward(self, x):
+        self.center = 0.9 * self.center + x
+        return x - self.center
+
+criterion, average = Center(), Center()
+for epoch in run.epochs(2):
+    for x in batches:
+        criterion(x).backward()
+        optimizer.step()
+        average.mean.lerp_(criterion.mean, 0.1)
+"""
+
+
+def test_a_buffer_that_a_forward_pass_changes_belongs_to_the_model_and_another_one_is_registered() -> None:
+    tensor = Node(1, Kind.TENSOR, "Tensor", "a tensor [1, 4]", (1, 4))
+    name = ("criterion.center", "average.mean")
+    center, mean = (Difference(each, tensor, tensor, ("Center",), (Kind.MODULE,)) for each in name)
+    text = advice.sentence(center, WORKERS, sources(CRITERION))
+    assert text.endswith('torch.nn.ModuleDict({"model": model, "criterion": criterion})')
+    assert advice.sentence(mean, WORKERS, sources(CRITERION)).endswith('run.register("average", average)')
 
 
 def test_a_mode_of_the_modules_that_differs_is_to_be_set_in_each_body() -> None:

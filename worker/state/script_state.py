@@ -292,20 +292,27 @@ class ScriptState:
         """
         self._step, self._steps = step, self._steps + 1
         before, self._start = self._start, self._images(self._start)
-        self._refuse_weights([name for name, image in self._start.items() if image is not before.get(name)])
+        self._refuse_weights(before)
         self._bodies, self._own, self._new, self._told = 0, None, None, None
         self._joins, self._sends, self._shared = False, sends, None
         self._base, self._behind, self._applied = {}, None, False
         self.some_look_away = False
 
-    def _refuse_weights(self, names: Sequence[str]) -> None:
-        """Refuse values that contain tensors of the weights: an update changes them on this worker, where a new worker
-        has a copy.
+    def _refuse_weights(self, before: Mapping[str, Image]) -> None:
+        """Refuse tensors of the weights in values that have changed: an update changes them on this worker, where a new
+        worker has a copy.
         """
-        having = [name for name in names if self._start[name].tensors]
-        weights = {tensor.data_ptr() for tensor in self.weights() if tensor.numel()} if having else frozenset()
-        for name in having:
-            if any(tensor.data_ptr() in weights for tensor in self._start[name].tensors):
+        known = {id(tensor) for image in before.values() for tensor in image.tensors}
+        new = [
+            (name, tensor)
+            for name, image in self._start.items()
+            if image is not before.get(name)
+            for tensor in image.tensors
+            if id(tensor) not in known
+        ]
+        weights = {tensor.data_ptr() for tensor in self.weights() if tensor.numel()} if new else frozenset()
+        for name, tensor in new:
+            if tensor.data_ptr() in weights:
                 raise UserError(
                     f"state.{name} contains tensors of the model itself, which each update changes: give it a copy, such as "
                     "copy.deepcopy(model.state_dict())"
