@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import multiprocessing
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import pytest
-import torch
 
+from tests.forked import Scripts
 from tests.worker.ranks import DivergenceRanks, Ranks
-from tests.worker.turns import Play, frozen, played
+from tests.worker.turns import Play, frozen
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,24 +17,21 @@ def _frozen() -> None:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
+def ranks(scripts: Scripts) -> Iterator[Ranks]:
+    ranks = Ranks(scripts)
     yield ranks
     ranks.close()
 
 
 @pytest.fixture(scope="session")
-def train() -> Iterator[DivergenceRanks]:
-    ranks = DivergenceRanks()
+def train(scripts: Scripts) -> Iterator[DivergenceRanks]:
+    ranks = DivergenceRanks(scripts)
     yield ranks
     ranks.close()
 
 
 @pytest.fixture(scope="session")
-def play() -> Iterator[Play]:
-    """Runs `played` in a separate process that has not imported the tests."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        with pytest.MonkeyPatch.context() as patched:  # sys.path of the process at its start
-            patched.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
-            process.submit(frozen).result()
-        yield lambda *job: torch.load(io.BytesIO(process.submit(played, *job).result()), weights_only=False)
+def play(scripts: Scripts) -> Iterator[Play]:
+    play = Play(scripts)
+    yield play
+    play.close()

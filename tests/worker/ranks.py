@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import Scripts
 from tests.worker.communicator_world import RendezvousServer
 
 HERE = Path(__file__).parent
@@ -39,15 +38,12 @@ class Outcome:
 class Ranks:
     """Client of the process that forks training ranks (`training_ranks`)."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, str(HERE / "training_ranks.py")]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, scripts: Scripts) -> None:
+        self._started = scripts.start(HERE / "training_ranks.py")
         self._outcomes: dict[str, Outcome] = {}
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._started.close()
 
     def outcome(self, case: str, timetable: list[Any]) -> Outcome:
         key = json.dumps([case, timetable])
@@ -56,13 +52,9 @@ class Ranks:
         return self._outcomes[key]
 
     def train(self, case: str, timetable: list[Any], **named: Any) -> Outcome:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with RendezvousServer() as server, tempfile.TemporaryDirectory() as directory:
             errand = {"case": case, "address": server.address, "timetable": timetable, "directory": directory, **named}
-            self._process.stdin.write(f"{json.dumps(errand)}\n")
-            self._process.stdin.flush()
-            assert self._process.stdout.readline() == "0\n", "a rank has failed: see what it printed"
+            assert self._started.ask(json.dumps(errand)) == "0\n", "a rank has failed: see what it printed"
             found: list[dict[str, Any]] = [json.loads(path.read_text()) for path in sorted(Path(directory).iterdir())]
         finished = [document for document in found if "state" in document]
         assert [document["worker"] for document in finished] == sorted(timetable[-1][1])
@@ -88,28 +80,21 @@ class Divergence:
 class DivergenceRanks:
     """Client of the process that forks diverging ranks (`divergence_ranks`)."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, str(HERE / "divergence_ranks.py")]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, scripts: Scripts) -> None:
+        self._started = scripts.start(HERE / "divergence_ranks.py")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait() == 0
+        assert self._started.close() == 0
 
     def __call__(
         self, directory: Path, fault: str, workers: int = 3, victim: int = 1, every: int = 1, **more: Any
     ) -> Divergence:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         directory.mkdir(exist_ok=True)
         told = directory.with_suffix(".told")
         with RendezvousServer() as server:
             errand = {"after": FLIPPED_AFTER, "on_divergence": "replace", "determinism": "elastic", **more}
             errand |= {"fault": fault, "victim": victim, "workers": workers, "every": every}
             errand |= {"address": server.address, "directory": str(directory), "told": str(told)}
-            self._process.stdin.write(f"{json.dumps(errand)}\n")
-            self._process.stdin.flush()
-            codes = json.loads(self._process.stdout.readline())
+            codes = json.loads(self._started.ask(json.dumps(errand)))
         states = {int(path.stem): path.read_text() for path in directory.iterdir()}
         return Divergence(codes, states, told.read_text())

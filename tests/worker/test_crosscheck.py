@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from elasticd.protocol import exits
 from elasticd.worker.crosscheck import PROVEN_LATE
 from elasticd.worker.data.likeness import digest
+from tests.forked import Scripts
 from tests.worker.ranks import Ranks, also
 
 JOINS_AT = 4  # step in which newcomers get the state, unless a test says otherwise
@@ -217,8 +219,10 @@ def test_bodies_that_run_once_more_after_a_loss_are_told_with_the_names_that_the
 
 @pytest.mark.cluster
 def test_a_job_that_goes_on_from_a_checkpoint_is_told_what_its_script_has_lost(tmp_path: Path, capfd: Any) -> None:
-    ranks = Ranks()
-    try:
+    with (
+        contextlib.closing(Scripts()) as scripts,
+        contextlib.closing(Ranks(scripts)) as ranks,
+    ):  # print where `capfd` reads
         ranks.train("unlike_cases.teacher_and_counter", [[0, [0]]], checkpoints=str(tmp_path))
         for path in tmp_path.glob(
             "*step-*.pt"
@@ -227,8 +231,6 @@ def test_a_job_that_goes_on_from_a_checkpoint_is_told_what_its_script_has_lost(t
                 path.unlink()
         capfd.readouterr()
         ranks.train("unlike_cases.teacher_and_counter", [[0, [0]]], checkpoints=str(tmp_path))
-    finally:
-        ranks.close()
     told = capfd.readouterr().err
     assert re.search(
         r"seen is \d+ on the checkpoint and 0 on this start \(unlike_cases\.py:\d+\); register it: run\.state\(seen=0\)",

@@ -14,6 +14,7 @@ from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
 from elasticd.worker.state.epoch_values import EpochValues, Unfilled
+from tests.forked import Scripts
 from tests.worker.ranks import Ranks, also
 
 ALONE = [[0, [0]]]
@@ -189,10 +190,11 @@ def test_an_average_that_no_step_has_made_yet_is_refused_with_the_place_to_read_
 def test_a_value_of_one_workers_micro_batch_behind_the_step_is_refused_by_name(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    four = Ranks()
-    with pytest.raises(AssertionError, match="a rank has failed"):
+    with contextlib.ExitStack() as stack:
+        scripts = stack.enter_context(contextlib.closing(Scripts()))  # its ranks print where `capfd` reads
+        four = stack.enter_context(contextlib.closing(Ranks(scripts)))
+        stack.enter_context(pytest.raises(AssertionError, match="a rank has failed"))
         four.train("state_cases.a_loss_behind_the_step", [[0, [0, 1, 2, 3]]])
-    four.close()
     printed = capfd.readouterr().err
     assert "UserError: state.last is" in printed
     assert "before step 4: what is set behind optimizer.step()" in printed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.worker.ranks import ALONE, CHANGING, also
-from tests.worker.turns import WHOLE, Play, Reads
+from tests.worker.turns import WHOLE, Play
 
 LAST = 24  # steps
 MISSING = {  # workers that miss the step before: in the middle of an epoch, its last, the job's last
@@ -36,8 +36,8 @@ def test_all_workers_read_what_one_worker_alone_does(ranks: Any, case: str, time
 def test_a_job_that_goes_on_from_a_checkpoint_reads_what_it_would_have_read(
     play: Play, boundaries: int, tmp_path: Path
 ) -> None:
-    _, _, (alone,) = play(Reads, tmp_path / "alone", WHOLE)
-    runs, _, turns = play(Reads, tmp_path / "turns", (boundaries,) * 20)
+    _, _, (alone,) = play("Reads", tmp_path / "alone", WHOLE)
+    runs, _, turns = play("Reads", tmp_path / "turns", (boundaries,) * 20)
     assert runs > 2
     for seen in turns:
         assert seen

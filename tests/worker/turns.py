@@ -1,4 +1,4 @@
-"""A job that is preempted again and again, in a process that has not imported the tests.
+"""A job that is preempted again and again, in a process that has not imported the tests: this module as a script.
 
 A run compares every value that its process can reach, which in a pytest process are a million.
 """
@@ -6,11 +6,13 @@ A run compares every value that its process can reach, which in a pytest process
 from __future__ import annotations
 
 import gc
-import io
+import json
 import math
-from collections.abc import Callable, Iterable
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,6 +27,9 @@ from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.run import Run
 from elasticd.worker.trainer import ScriptExit
 
+if TYPE_CHECKING:
+    from tests.forked import Scripts
+
 EPOCHS, STEPS = 3, 4  # steps of an epoch
 
 WHOLE = (10**6,)  # boundaries of an undisturbed run
@@ -33,7 +38,7 @@ WHOLE = (10**6,)  # boundaries of an undisturbed run
 class Turn(LocalControl):
     """A worker whose job is preempted at its `boundaries`-th boundary; counted from 0."""
 
-    def __init__(self, place: ClusterEnvironment, boundaries: float, saver: WorkerId | None) -> None:
+    def __init__(self, place: ClusterEnvironment, boundaries: int, saver: WorkerId | None) -> None:
         member = Member(worker=place.worker, gpu=GpuAddress(server=ServerId("localhost"), index=0))
         roster = Roster(generation=1, members=(member,), leader=member.worker)
         self._left = boundaries
@@ -55,7 +60,7 @@ class Turns:
         self._directory = directory
         self.runs = 0
 
-    def train(self, boundaries: float, saver: WorkerId | None = None) -> dict[str, Any] | None:
+    def train(self, boundaries: int, saver: WorkerId | None) -> dict[str, Any] | None:
         """Final state of the script; None: it was preempted before."""
         self.runs += 1
         place = ClusterEnvironment(
@@ -81,12 +86,12 @@ class Turns:
     def _script(self, run: Run) -> dict[str, Any]:
         raise NotImplementedError
 
-    def whole(self, interrupted: Iterable[int]) -> dict[str, Any]:
+    def whole(self, interrupted: Sequence[int], saver: WorkerId | None) -> dict[str, Any] | None:
         """Final state of the script after preemptions at these boundaries, one per run."""
         for boundaries in interrupted:
-            if (found := self.train(boundaries)) is not None:
+            if (found := self.train(boundaries, saver)) is not None:
                 return found
-        raise AssertionError("it never ends")
+        return None
 
 
 class Ordinary(Turns):
@@ -158,17 +163,26 @@ class Reads(Turns):
         return dict(model.state_dict())
 
 
-Play = Callable[[type[Turns], Path, tuple[int, ...]], tuple[int, dict[str, Any], list[dict[str, list[Any]]]]]
+KINDS: dict[str, type[Turns]] = {kind.__name__: kind for kind in (Ordinary, Lbfgs, Reads)}
 
 
-def played(kind: type[Turns], directory: Path, interrupted: tuple[int, ...]) -> bytes:
-    """One job through its preemptions: number of processes, final state and readings, by `torch.save`."""
-    frozen()  # runs stay in the memory of their process; in the product there is one, at its end
-    turns = kind(directory)
-    kept = io.BytesIO()
-    end = turns.whole(interrupted)
-    torch.save((turns.runs, end, getattr(turns, "seen", [])), kept)
-    return kept.getvalue()
+class Play:
+    """Client of this module's process."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._started = scripts.start(Path(__file__))
+
+    def close(self) -> None:
+        assert self._started.close() == 0
+
+    def __call__(self, kind: str, directory: Path, interrupted: Sequence[int], saver: str | None = None) -> Any:
+        """Play one job through its preemptions: number of processes, final state (None: of `interrupted` each has preempted it),
+        and readings.
+        """
+        with tempfile.NamedTemporaryFile() as file:
+            errand = [kind, str(directory), list(interrupted), saver, file.name]
+            assert self._started.ask(json.dumps(errand)) == "done\n", "it has failed: see what it printed"
+            return torch.load(file.name, weights_only=False)
 
 
 def frozen() -> None:
@@ -178,3 +192,17 @@ def frozen() -> None:
     warm.prepare()
     gc.collect()
     gc.freeze()
+
+
+def main() -> None:
+    for line in sys.stdin:
+        kind, directory, interrupted, saver, file = json.loads(line)
+        frozen()  # runs stay in the memory of their process; in the product there is one, at its end
+        turns = KINDS[kind](Path(directory))
+        end = turns.whole(interrupted, saver and WorkerId(saver))
+        torch.save((turns.runs, end, getattr(turns, "seen", [])), file)
+        print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
