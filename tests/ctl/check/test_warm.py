@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -22,11 +23,14 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-@pytest.fixture
-def warm(tmp_path: Path) -> Iterator[Warm]:
-    warm = Warm(sys.executable, tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"})
-    yield warm
-    warm.close()
+def a_warm(directory: Path) -> Warm:
+    return Warm(sys.executable, directory, {**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    with contextlib.closing(a_warm(tmp_path_factory.mktemp("warm"))) as warm:
+        yield warm
 
 
 def started(warm: Warm, directory: Path, source: str, *arguments: str) -> tuple[Forked, Path]:
@@ -60,7 +64,8 @@ def test_a_killed_script_reports_the_signal(warm: Warm, tmp_path: Path) -> None:
     assert forked.wait(60) == -signal.SIGKILL
 
 
-def test_forked_scripts_end_with_the_warm_process(warm: Warm, tmp_path: Path) -> None:
+def test_forked_scripts_end_with_the_warm_process(tmp_path: Path) -> None:
+    warm = a_warm(tmp_path)
     forked, _ = started(warm, tmp_path, "import time\ntime.sleep(600)\n")
     warm.close()
     until = time.monotonic() + 60
