@@ -11,7 +11,7 @@ from tests.worker.ranks import DivergenceRanks, Ranks
 from tests.worker.turns import Play, frozen
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _frozen() -> None:
     frozen()
 
