@@ -9,8 +9,8 @@ from ..protocol.messages import StartWorker
 from ..protocol.model import Fault, WorkerId
 from .events import ProcessFailed, StopSignal
 from .health import CheckFailed
+from .monitoring import CHECK_S
 from .task_queues import TaskQueues
-from .watching import CHECK_S
 
 Check = Callable[[StartWorker], CheckFailed | None]  # None: all GPUs of the worker are fit
 

@@ -28,10 +28,10 @@ from ..protocol.streams import MAX_OUTPUT_BYTES, Chunk, Input, Output, Terminal
 from ..runtime.clock import Clock
 from ..runtime.logs import about
 from ..runtime.loop import Loop
-from . import beside
+from . import job_exec
 from .adoption import Record
-from .beside import Begun
 from .disk import Disk, Failed, is_over
+from .job_exec import Begun
 from .task_queues import TaskQueues
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class Commands:
         self._ends.setdefault(worker, (self._clock.now() + KILLED_WITHIN_S, []))[1].append(then)
         for one in left:
             if one.begun is not None:
-                beside.end(one.begun, at_once=True)
+                job_exec.end(one.begun, at_once=True)
 
     def next_deadline(self) -> float | None:
         """Return when `pass_time` is due."""
@@ -177,7 +177,7 @@ class Commands:
             del self._begun[next(iter(self._begun))]
         offered = self._tasks.try_submit(
             f"commands {request.job}.{request.uid}",
-            lambda: beside.begin(self._disk, request, record),
+            lambda: job_exec.begin(self._disk, request, record),
             lambda begun: self._on_begun(one, begun),
             holder,
         )
@@ -196,9 +196,9 @@ class Commands:
         self._loop.add_descriptor(begun.pidfd, lambda: self._ended(one))
         self._watch(one)
         if one.reason:
-            beside.end(begun, at_once=True)
+            job_exec.end(begun, at_once=True)
         elif one.hung_up:
-            beside.end(begun, at_once=False)
+            job_exec.end(begun, at_once=False)
 
     # -- input
 
@@ -212,7 +212,7 @@ class Commands:
             return
         if begun.terminal and given.terminal is not None and given.terminal != one.terminal:
             one.terminal = given.terminal
-            beside.resize(begun.stdin, given.terminal)
+            job_exec.resize(begun.stdin, given.terminal)
         if given.offset <= one.taken < given.offset + len(given.data):
             try:
                 one.taken += os.write(begun.stdin, given.data[one.taken - given.offset :])
@@ -233,7 +233,7 @@ class Commands:
         if not one.hung_up:
             one.hung_up = True
             if one.begun is not None and not one.gone:
-                beside.end(one.begun, at_once=False)
+                job_exec.end(one.begun, at_once=False)
 
     # -- output
 
@@ -349,5 +349,5 @@ class Commands:
         for one in self._commands.values():
             if one.begun is not None and one.begun.pidfd >= 0:
                 one.begun.process.returncode = 0  # keeps subprocess from complaining
-                beside.end(one.begun, at_once=False)
+                job_exec.end(one.begun, at_once=False)
         self._commands.clear()

@@ -1,8 +1,8 @@
 """The agent's process: sockets, child processes, files and time around `machine.AgentMachine` (cluster 1, 2).
 
 There are two kinds of sockets: DEALERs to the controllers (`controllers`), and ROUTERs for the workers of this server, one per
-account (`lines`). A message to a controller begins with "SERVER#IDENTITY", so that two agents of one name are distinguished. The
-machine repeats messages that matter, so a returning controller is not flooded with outdated ones.
+account (`worker_sockets`). A message to a controller begins with "SERVER#IDENTITY", so that two agents of one name are
+distinguished. The machine repeats messages that matter, so a returning controller is not flooded with outdated ones.
 
 The loop waits for messages and ends of processes only; blocking file operations are left to `task_queues`.
 
@@ -48,7 +48,7 @@ from ..runtime.clock import SteadyClock
 from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
 from ..runtime.loop import Loop
-from . import accounts, config, health, shim, topology, watching
+from . import accounts, config, health, monitoring, shim, topology
 from .accounts import Account
 from .checks import Checks
 from .commands import Commands
@@ -87,20 +87,20 @@ from .events import (
 from .forkserver.client import WarmProcesses
 from .health import CheckFailed
 from .interpreters import located
+from .inventory_refresh import InventoryRefresh, fits
 from .isolation import Isolation
-from .lines import WorkerLines, let_pass
 from .logfiles import JobFiles, not_read
 from .machine import AgentMachine
 from .metrics import Tally, figures
 from .ports import Ports
 from .processes import Processes
-from .reach import Reach
-from .renewing import Renewing, fits
+from .reachability import ControllerReachability
 from .scratch import Scratch
 from .snapshots import Snapshots
 from .task_queues import AGENT_ITSELF, LatestTask, TaskQueues
-from .use import Present, Sampler
-from .visible import Visible
+from .usage import Present, Sampler
+from .visible_gpus import VisibleGpus
+from .worker_sockets import WorkerSockets, let_pass
 
 if TYPE_CHECKING:
     from ..runtime.metrics import Exporter
@@ -138,12 +138,12 @@ class AgentDaemon:
         self._controllers = Controllers(
             self._context, self._loop, self._clock, addresses, key, self._on_controller, self._dispatch
         )
-        self._reach = Reach(", ".join(addresses), options.heartbeat_interval_s, self._clock.now())
+        self._reach = ControllerReachability(", ".join(addresses), options.heartbeat_interval_s, self._clock.now())
         self._rate_limiter = SubjectRateLimiter()
         self._from_controller: Codec[ToAgentFromController] = Codec(ToAgentFromController)
         self._from_worker: Codec[ToAgentFromWorker] = Codec(ToAgentFromWorker)
 
-        visible = Visible.of(options.visible_gpus, environment)
+        visible = VisibleGpus.of(options.visible_gpus, environment)
 
         def discover() -> topology.Inventory:
             library, root = options.nvml_library, Path(options.sysfs)
@@ -164,7 +164,7 @@ class AgentDaemon:
         if not around.interface:
             log.warning("address: %s is none of this server's now: no worker is started until it is", options.address)
         bounds = options.worker_messages.bounds(len(inventory.gpus))
-        self._workers = WorkerLines(self._loop, around.agent_address_for, self._on_worker, bounds)
+        self._workers = WorkerSockets(self._loop, around.agent_address_for, self._on_worker, bounds)
         if problem := self._workers.listen(own):
             raise OperatorError(problem)
         server = Server(
@@ -181,7 +181,7 @@ class AgentDaemon:
         files = JobFiles(state / "jobs")
         self._tasks = TaskQueues(self._loop.wake)
         self._keep_health: LatestTask[health.Kept] = LatestTask(
-            self._tasks, "health", lambda kept: watching.save(state, kept), self._on_health_kept
+            self._tasks, "health", lambda kept: monitoring.save(state, kept), self._on_health_kept
         )
         self._isolation = Isolation(options, server.memory_bytes, inventory.nodes, socket_path.parent, self._loop.wake)
         apart = self._isolation
@@ -226,7 +226,7 @@ class AgentDaemon:
         now = self._clock.now()
         self._health = health.Health(options.rules)
         self._boot = shim.boot_id()
-        self._health.restore(now, watching.load(state), self._boot)
+        self._health.restore(now, monitoring.load(state), self._boot)
         self._health.begin(now, inventory.troubles, [gpu.index for gpu in gpus])
         self._health.handle(now, apart.tried)
         for trouble in self._health.troubles():
@@ -241,14 +241,14 @@ class AgentDaemon:
             self._health.troubles(),
             len(addresses),
         )
-        self._watch = watching.Watch(
+        self._watch = monitoring.Watch(
             inventory.gpus,
             inventory.wiring,
             options.nvml_library,
             options.disks,
             options.health.least_disk_mib << 20,
             options.health.interval_s,
-            watching.Owned(self._processes.roots, self._machine.used_gpus),
+            monitoring.Owned(self._processes.roots, self._machine.used_gpus),
             self._loop.wake,
         )
         self._sampler = Sampler(
@@ -262,7 +262,7 @@ class AgentDaemon:
         self._renewing = None
         if options.cpu_slots is None:
             interval_s = options.health.interval_s
-            self._renewing = Renewing(inventory, discover, options.nvml_library, interval_s, self._loop.wake)
+            self._renewing = InventoryRefresh(inventory, discover, options.nvml_library, interval_s, self._loop.wake)
         self._checks = Checks(self._tasks, self._check, self._begin_start, self._on_unfit)
         self._snapshots = Snapshots(
             self._tasks,
@@ -433,7 +433,7 @@ class AgentDaemon:
         self._keep_health.submit(self._health.kept(self._boot))
         self._dispatch(HealthChanged(self._health.troubles()))
 
-    def _renew(self, renewing: Renewing, inventory: topology.Inventory) -> None:
+    def _renew(self, renewing: InventoryRefresh, inventory: topology.Inventory) -> None:
         """Offer a changed set of GPUs, unless that would take one from a running worker."""
         now, before = self._clock.now(), self._server.gpus
         if not fits(before, inventory.gpus, self._machine.used_gpus()):

@@ -42,12 +42,12 @@ from .devices import Devices
 from .environment import DEFAULT_PATH, Surroundings, beside, environment, visible_gpus, without_first_line
 from .identity import Identity
 from .interpreters import find_interpreter, have_changed
-from .lines import let_pass
 from .logfiles import JobFiles, read_piece, read_small
 from .rooms import Rooms, hidden
 from .scratch import Scratch, forget_shared_memory
 from .topology import interface_of
 from .warm_key import Interpreter, WarmKey
+from .worker_sockets import let_pass
 
 log = logging.getLogger(__name__)
 

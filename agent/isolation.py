@@ -31,8 +31,8 @@ from .cgroups import Cgroups
 from .config import ISOLATION, AgentConfig, Apart, all_memory_bytes, scratch_directory, tag
 from .devices import Devices, Nodes
 from .health import LimitsTried
+from .monitoring import Looker
 from .rooms import Rooms, hidden
-from .watching import Looker
 
 log = logging.getLogger(__name__)
 

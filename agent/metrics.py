@@ -10,7 +10,7 @@ from ..protocol.figures import Buckets, Figure, Kind, counter, gauge, histogram,
 from ..protocol.messages import Acknowledged, AgentHeartbeat, AgentHello
 from ..protocol.model import Server, Trouble
 from .machine import AgentMachine
-from .watching import GpuUse
+from .monitoring import GpuUse
 
 
 @dataclass

@@ -48,7 +48,7 @@ from .events import ProcessExited, ProcessFailed, ProcessStarted, Started, StopS
 from .forkserver.client import Channel, WarmProcesses
 from .logfiles import JobFiles
 from .task_queues import AGENT_ITSELF, TaskQueues
-from .use import Present
+from .usage import Present
 
 log = logging.getLogger(__name__)
 

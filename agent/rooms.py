@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .accounts import Account, acting_as
-from .lines import let_pass
 from .scratch import remove_tree
+from .worker_sockets import let_pass
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from . import execshim, shim
 from .accounts import Account, acting_as, runs_as
-from .lines import let_pass
+from .worker_sockets import let_pass
 
 log = logging.getLogger(__name__)
 

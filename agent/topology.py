@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-The inventory is made when the agent starts, and again when other GPUs, other instances or another driver answer (`renewing`).
-CPU slots are offered only where the configuration says so. Otherwise there are GPUs, and what is wrong with them is a
-*trouble* of the GPU or of the server: a driver that does not start, a GPU that does not answer or is not there any more. Such
-a GPU stays in the list with its number (`numbers`), so that nobody takes it for another.
+The inventory is made when the agent starts, and again when other GPUs, other instances or another driver answer
+(`inventory_refresh`). CPU slots are offered only where the configuration says so. Otherwise there are GPUs, and what is wrong
+with them is a *trouble* of the GPU or of the server: a driver that does not start, a GPU that does not answer or is not there any
+more. Such a GPU stays in the list with its number (`gpu_numbers`), so that nobody takes it for another.
 
 A GPU's *place* (`model.GpuPlace`) is what the scheduler and the replication compare. NVML names the closest common ancestor of
 two GPUs in the PCIe tree; the GPUs with an ancestor no higher than a given level form groups (Elan IV builds its tree of workers
@@ -47,16 +47,16 @@ from ..protocol.model import (
     Wiring,
 )
 from ..runtime.adapters import adapters
-from . import numbers, nvml, sysfs
+from . import gpu_numbers, nvml, sysfs
 from .devices import NVIDIA, Nodes
-from .numbers import Known
+from .gpu_numbers import Known
 from .nvml import NVSWITCH, Card, Counted, DriverFailed, DriverReport, Levels
-from .visible import Visible
+from .visible_gpus import VisibleGpus
 
 log = logging.getLogger(__name__)
 
 SYSFS = Path("/sys")
-ALL = Visible({})
+ALL = VisibleGpus({})
 NODES = "devices/system/node"
 ANSWERED_WITHIN_S = (
     60.0  # by the driver, to all questions together: with persistence mode off it initialises each GPU first
@@ -100,7 +100,7 @@ def discover(
     kind: GpuKind = GpuKind.CUDA,
     library: str | None = None,
     root: Path = SYSFS,
-    visible: Visible = ALL,
+    visible: VisibleGpus = ALL,
 ) -> Inventory:
     """CPU slots if so many are given, or else the GPUs by the numbers that `state` keeps.
 
@@ -111,16 +111,16 @@ def discover(
     plugged = Wiring(nics=sysfs.nics(root), adapters=adapters(root))
     if cpu_slots is not None:
         return Inventory(cpu(cpu_slots, root), wiring=plugged)
-    known = numbers.load(state)
+    known = gpu_numbers.load(state)
     try:
         told = _asked(library)
     except DriverFailed as error:
-        silent = visible.only(numbers.Bound({}, {each.number: (each, None) for each in known}))
+        silent = visible.only(gpu_numbers.Bound({}, {each.number: (each, None) for each in known}))
         found = tuple(_remembered(each, kind) for each, _ in silent.missing.values())
         return Inventory(found, (no_driver(error, now_s),), plugged)
-    bound = numbers.bind(known, told.cards)
+    bound = gpu_numbers.bind(known, told.cards)
     if bound.known != known:
-        numbers.save(state, bound.known)
+        gpu_numbers.save(state, bound.known)
     limits = tuple(visible.troubles(bound, now_s))
     bound = visible.only(bound)
     paths = {card.pci: sysfs.above(root, card.pci) for card in bound.cards.values() if card.pci}
@@ -186,7 +186,7 @@ def no_driver(error: DriverFailed, now_s: float) -> Trouble:
     return Trouble(code=code, severity=Severity.NO_NEW_WORK, text=text, since_s=now_s)
 
 
-def _troubles(bound: numbers.Bound, now_s: float, limited: bool) -> Iterable[Trouble]:
+def _troubles(bound: gpu_numbers.Bound, now_s: float, limited: bool) -> Iterable[Trouble]:
     if not bound.cards and not bound.missing and not limited:
         text = "the NVIDIA driver finds no GPU: `lspci -d 10de:` and `dmesg` say more"
         yield Trouble(code="no-gpu", severity=Severity.NO_NEW_WORK, text=text, since_s=now_s)
@@ -208,7 +208,7 @@ def _silent(number: int, card: Card | None, now_s: float) -> Trouble:
     mend = "restart the server; if it stays so, look at its seat, its power and `dmesg`"
     if card is None:
         code, what = "gpu-missing", "is not counted by the driver any more"
-        mend += f". If it was taken out, remove it from {numbers.FILE} in the agent's state directory"
+        mend += f". If it was taken out, remove it from {gpu_numbers.FILE} in the agent's state directory"
     elif card.lost:
         code, what = "gpu-lost", "has fallen off the bus"
     else:

@@ -38,7 +38,8 @@ from ..runtime.keys import JobKeys, KeyDirectory, Pair, Principals
 from ..runtime.listener import EndpointConfig, Listener, Peer
 from ..runtime.logs import about
 from ..runtime.loop import Loop
-from . import lines
+from . import agent_connections
+from .agent_connections import AgentConnections
 from .auditlog import AuditLog
 from .config import RELOADED, Configuration, ControllerConfig
 from .election.candidacy import Begin, Candidacy, End
@@ -59,7 +60,6 @@ from .events import (
     StandDown,
     Warn,
 )
-from .lines import AgentLines
 from .machine import ControllerMachine
 from .metrics import Watch, figures, standby_figures
 from .notifying import Notifier
@@ -100,7 +100,7 @@ AGENTS = EndpointConfig(
     frame_bytes=MAX_MESSAGE_BYTES,
     waiting_out=transport.QUEUE_MESSAGES,
     visitors=True,  # because a root agent's unit lacks CAP_DAC_OVERRIDE; other users are identified, and refused
-    repeated=lines.is_repeated,
+    repeated=agent_connections.is_repeated,
 )
 
 
@@ -130,7 +130,7 @@ class ControllerDaemon:
         self._listener = Listener(self._context, self._loop, pair, principals, options.bounds, look=self._look_at_keys)
         self._loop.feed_only_if(self._listener.is_receiving)
         self._memory = memory.Keeper()
-        self._lines = AgentLines()
+        self._lines = AgentConnections()
         self._rate_limiter = SubjectRateLimiter()
         clients = self._listener.listen(CLIENTS, options.clients_at, self._on_client)
         agents = self._listener.listen(AGENTS, options.agents_at, self._on_agent)
@@ -227,7 +227,7 @@ class ControllerDaemon:
 
     def _begin(self, reign: Reign) -> None:
         self._reign = reign
-        self._lines = AgentLines()
+        self._lines = AgentConnections()
         log.info("leads with term %d, cluster=%s policy=%s", reign.term, self._present.options.cluster,
                  reign.machine.cluster.planning.policy.name)  # fmt: skip
 
@@ -287,7 +287,7 @@ class ControllerDaemon:
         try:
             if len(frames) != 2:
                 raise PeerError(f"{len(frames)} parts, not a name and a message")
-            server, agent = lines.parse(frames[0])
+            server, agent = agent_connections.parse(frames[0])
             if who.role is Role.SERVER and who.name != server:
                 raise PeerError(f"it speaks for {server}")
             message = self._from_agent.decode(frames[1])

@@ -33,9 +33,9 @@ from .events import (
     StoreReturned,
 )
 from .inbound import snapshots
-from .inbound.absence import Absences
-from .inbound.ends import resend_orders, stop_again, stop_cut_off, stop_late
+from .inbound.downtime import Absences
 from .inbound.messages import on_agent_message, server_lost
+from .inbound.worker_ends import resend_orders, stop_again, stop_cut_off, stop_late
 from .jobs.job import Job
 from .reconcile import health
 from .reconcile.gangs import note_running, watch_silent
@@ -130,7 +130,7 @@ class ControllerMachine:
     def look(self, event: Event) -> list[Action]:
         """Answer a read-only request, or pass on a piece of a log, as of the time of the last event.
 
-        The store cannot be written, so no time passes for this machine any more (`looking`).
+        The store cannot be written, so no time passes for this machine any more (`read_only`).
         """
         match event:
             case AgentMessage(server, LogPiece() as message, agent):

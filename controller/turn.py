@@ -9,7 +9,7 @@ recorded in batches of whole events, and a message is sent only after its own ba
 A commit may fail: the disk is full, the database is locked, the device fails. Then the machine's state is ahead of the store,
 and the machine is dropped with all messages that it was about to send. Agents and workers go on by themselves, as they do
 without a controller. Requests are refused with the reason, so that no client takes them for recorded; read-only requests are
-answered from memory (`looking`). Once a second the store is probed. As soon as it can be written, a new machine recovers from
+answered from memory (`read_only`). Once a second the store is probed. As soon as it can be written, a new machine recovers from
 the store, as after a crash.
 
 Some failures leave open whether the commit has taken place. The requests of such a turn are neither granted nor refused: their
@@ -39,7 +39,7 @@ from msgspec.structs import replace as replace_in
 from ..protocol.messages import Refused, Reply
 from ..protocol.texts import span
 from ..protocol.times import STORE_RETRY_S
-from . import looking
+from . import read_only
 from .events import (
     Action,
     AgentMessage,
@@ -194,7 +194,7 @@ class Turn:
             if isinstance(event, ClientRequest):
                 self._refuse(event, self._away, now)
             elif self._away.memory:  # a piece of a log; agents repeat what else matters
-                self._outbox += looking.answers(self._machine, event, self._read)
+                self._outbox += read_only.answers(self._machine, event, self._read)
             return
         if isinstance(event, ClientRequest):
             self._asked.append(event)
@@ -332,7 +332,7 @@ class Turn:
         if error.outcome_unknown and self._set_s != 0:
             self._clock_in_doubt, self._set_s = _ClockInDoubt(writes, self._set_s), 0.0
         size = sum(len(write.key) + len(write.value) for write in writes if isinstance(write, Put))
-        memory = looking.as_recorded(self._machine.cluster, self._store, writes)
+        memory = read_only.as_recorded(self._machine.cluster, self._store, writes)
         self._away = away = _Away(now, str(error), size, now + STORE_RETRY_S, memory)
         acts = [action for action in self._outbox if isinstance(action, Audit)] if error.outcome_unknown else []
         self._outbox = [Warn(f"nothing can be recorded any more: {error}; requests are refused, training goes on")]
@@ -374,10 +374,10 @@ class Turn:
 
     def _answer_from_memory(self, event: ClientRequest, away: _Away, now: float) -> bool:
         """Answer a read-only request. Returns False if the request changes something, or the archive cannot be read."""
-        if not looking.only_looks(event.envelope.request):
+        if not read_only.only_looks(event.envelope.request):
             return False
         try:
-            actions = looking.answers(self._machine, event, self._read)
+            actions = read_only.answers(self._machine, event, self._read)
         except StoreUnavailable:
             return False
         note = f"as it was {span(now - away.since_s)} ago: nothing can be recorded since then ({away.reason}); training goes on"

@@ -31,8 +31,8 @@ import types
 from typing import Any, NoReturn
 
 from .. import shim
-from .blame import named
 from .child import Script, become
+from .driver_imports import named
 from .gpus import started
 
 MAX_REQUEST_BYTES = 128 << 10

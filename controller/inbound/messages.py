@@ -34,8 +34,8 @@ from ..events import AgentMessage
 from ..jobs.batches import factor_of, grow, note_changes
 from ..jobs.generations import broken_by_report, cut_off, stalled_s, unconnected
 from ..jobs.job import Job
-from ..jobs.paces import learned
 from ..jobs.records import OrderKind, WorkerRecord, WorkerState
+from ..jobs.type_speeds import learned
 from ..reconcile.gangs import note_running, wait_for_server
 from ..reconcile.health import worked
 from ..reconcile.idle import note_use
@@ -47,11 +47,10 @@ from ..reconcile.tainted import refresh_taints
 from ..sessions import Orphan, Session
 from ..taints import within_bounds
 from . import snapshots
-from .ends import add_broken, unknown_there, worker_ended
 from .foreign import is_foreign, on_message, present, receive, report_unknown, unknown_ended
 from .forgery import fault_of, may_be_ahead, note_meeting, refuse, refuse_report
 from .joining import refuse_older, refused, stale
-from .reigns import heard_of_term
+from .later_terms import heard_of_term
 from .restored import ahead, bring_forward, note_age
 from .statuses import (
     MAX_NAME,
@@ -64,6 +63,7 @@ from .statuses import (
     unusable,
     without_odd_figures,
 )
+from .worker_ends import add_broken, unknown_there, worker_ended
 
 MAX_ORPHANS = 4096  # per server
 MAX_SERVERS = 10_000

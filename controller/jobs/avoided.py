@@ -1,4 +1,4 @@
-"""Servers and GPUs where one job cannot work, and the times until which the job avoids them (`reconcile.avoiding`)."""
+"""Servers and GPUs where one job cannot work, and the times until which the job avoids them (`reconcile.avoidance`)."""
 
 from __future__ import annotations
 

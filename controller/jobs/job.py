@@ -58,12 +58,12 @@ from ...scheduler.kinds import Demand
 from .account import Account
 from .avoided import Avoidance, Avoided, AvoidedPlaces
 from .facts import Facts
-from .parts import AllMeasured, Lateness, Meeting, Planned, ProfilingRun, Saving
 from .records import JobRecord, Submission, WorkerRecord, WorkerState
 from .reported import STEPS_OF_A_RATE, Reported, counts_for_progress, measured_with
 from .table import WorkerTable
 from .throughput import Estimated
-from .used import Uses
+from .usage import Uses
+from .volatile import AllMeasured, Lateness, Meeting, Planned, ProfilingRun, Saving
 from .worker_sets import SharedFacts, Statuses, WorkerSets, is_unstarted
 
 KEPT_PAST_WORKERS = 64

@@ -2,7 +2,7 @@
 
 A job's length is given by `max_steps` in its specification, or by its loop: `run.epochs(n)` over data with an index has
 a known number of steps. The smaller number holds, and the job's workers report it. A job that trains `until` a metric
-reaches a bound has the length that its reports predict (`reaching`), if that is smaller. A cancelled or failed job
+reaches a bound has the length that its reports predict (`metric_forecast`), if that is smaller. A cancelled or failed job
 counts as ended, too: its GPUs are free, and others of its kind may end like it.
 """
 

@@ -143,7 +143,7 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     hardware_agnostic: bool = (
         False  # a worker has found that its bits do not depend on the GPU type (`worker.operators`)
     )
-    paces: dict[str, float] = {}  # by GPU name (`paces`); not: 1
+    paces: dict[str, float] = {}  # by GPU name (`type_speeds`); not: 1
     manual_share: int | None = None
     batch_changes: tuple[BatchChange, ...] = ()  # all changes of the batch in the job's state
     batch_factor: int = 0  # factor for which the workers were asked last (`batches`); 0: for none
@@ -189,7 +189,7 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     saved_generation: int = 0  # generation of that checkpoint
     saved_file: str = ""  # path of that checkpoint on the server of its writer; "": not known
     gpu_account: Account = Account()  # the job's GPU-seconds
-    use: Use = NO_USE  # of the workers that have ended (`used`)
+    use: Use = NO_USE  # of the workers that have ended (`usage`)
     idle_warned: bool = False  # its user was told that its GPUs do nothing (`reconcile.idle`)
     idle_shrunk: bool = False  # for the same reason it has its least number of GPUs, until they do something again
     joined: bool = False  # a worker has called `elastic.join()`; from then on the job may be resized

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...protocol.model import Until, WorkerPhase, WorkerStatus
 from ...scheduler.speedup_curve import KEPT_RATES, NOISE, Measured
-from .reaching import Reports
+from .metric_forecast import Reports
 from .records import Progress
 
 KEPT_ODD = 64

@@ -16,7 +16,7 @@ from ...scheduler.plan import Change, at_once, plan
 from ...scheduler.scheduler import Scheduler
 from ..jobs.job import Job
 from ..state.planning import Snapshot
-from .avoiding import elsewhere
+from .avoidance import elsewhere
 from .growth import unmoved
 
 
@@ -41,8 +41,10 @@ class Decided:
     policy: str
     changes: tuple[Change, ...]
     unfinished: bool  # further changes wait until `changes` are carried out
-    stuck: tuple[Job, ...]  # jobs that cannot start on the GPUs chosen for them (`avoiding`): decide again without them
-    cramped: tuple[tuple[Job, int], ...]  # jobs with the most GPUs that each can use (`avoiding`): decide again
+    stuck: tuple[
+        Job, ...
+    ]  # jobs that cannot start on the GPUs chosen for them (`avoidance`): decide again without them
+    cramped: tuple[tuple[Job, int], ...]  # jobs with the most GPUs that each can use (`avoidance`): decide again
     divided: Decision  # the scheduler's decision, before jobs were kept off tainted GPUs
     kept_off: Decision  # the decision without tainted GPUs, before jobs avoided servers
     again: frozenset[int] = frozenset()  # rows of jobs that cannot be moved, and restart on other GPUs (`growth`)

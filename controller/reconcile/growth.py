@@ -35,7 +35,7 @@ from ..jobs.generations import holders, usable
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord
 from ..state.planning import Snapshot
-from .avoiding import seats
+from .avoidance import seats
 from .processes import stop_worker
 from .restarts import end_job
 from .saving import suspend

@@ -18,8 +18,8 @@ from ...scheduler.policies import RIGID
 from ...scheduler.speedup_curve import points
 from ..cluster import Cluster
 from ..jobs.job import Job
-from ..jobs.parts import AllMeasured, ProfilingRun
 from ..jobs.rows import left_s
+from ..jobs.volatile import AllMeasured, ProfilingRun
 from ..state.planning import Snapshot
 
 

@@ -22,8 +22,8 @@ from ...protocol.model import JobPhase, WorkerId, WorkerStatus
 from ..cluster import Cluster
 from ..jobs.generations import choose_leader, holders
 from ..jobs.job import Job
-from ..jobs.parts import Saving
 from ..jobs.records import WorkerRecord
+from ..jobs.volatile import Saving
 from .processes import save_grace_s, send_stop, stop_worker
 
 

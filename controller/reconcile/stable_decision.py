@@ -9,9 +9,9 @@ from ...protocol.model import JobId
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..state.planning import Snapshot
+from .deadline_admission import deadlines
 from .deciding import Decided, decided
 from .draining import pushing
-from .promising import deadlines
 from .snapshot import snapshot
 from .tainted import cornered, keep_off
 

@@ -27,7 +27,7 @@ from ..cluster import Cluster
 from ..jobs.job import Job
 from ..state.planning import Snapshot
 from ..taints import sentences
-from .avoiding import instead, seats
+from .avoidance import instead, seats
 
 
 def refresh_taints(cluster: Cluster, now: float, server: ServerId, reported: bool = False) -> None:

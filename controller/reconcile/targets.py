@@ -15,10 +15,10 @@ from ..jobs.generations import holders
 from ..jobs.job import Job
 from ..state.planning import Snapshot
 from .causes import Causes
+from .deadline_admission import note_promises
 from .deciding import Decided, PolicyFailed
 from .growth import start_elsewhere
 from .profiling import profile_jobs
-from .promising import note_promises
 from .restarts import has_lost_workers
 from .saving import suspend
 from .snapshot import snapshot

@@ -13,7 +13,7 @@ from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.records import WorkerState
 from ..jobs.time_limit import end_s, warning_s
-from .promising import not_planned
+from .deadline_admission import not_planned
 from .restarts import end_job
 from .targets import retarget
 

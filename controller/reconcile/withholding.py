@@ -6,7 +6,7 @@ from ...protocol.messages import Withheld
 from ...protocol.model import JobPhase
 from ..cluster import Cluster
 from ..jobs.job import Job
-from .promising import not_planned
+from .deadline_admission import not_planned
 from .targets import retarget
 
 

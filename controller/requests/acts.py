@@ -34,8 +34,8 @@ from ..events import ClientRequest
 from ..jobs.job import Job
 from ..jobs.records import Submission
 from ..reconcile import dependencies
+from ..reconcile.deadline_admission import Judged, judged, promise_view, told_with
 from ..reconcile.profiling import profile_now
-from ..reconcile.promising import Judged, judged, promise_view, told_with
 from ..reconcile.settle import settle
 from . import after, resuming, snapshots
 from .authority import by, check_job, signed

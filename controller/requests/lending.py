@@ -21,7 +21,7 @@ from ...protocol.texts import gpu_count, span
 from ..cluster import Cluster
 from ..events import ClientRequest
 from ..loans import RESERVATION, lent
-from ..reconcile.promising import broken_without
+from ..reconcile.deadline_admission import broken_without
 from ..reconcile.tainted import give_back, refresh_taints
 from ..records import Cordon
 from ..taints import NOTHING_OVERRULED

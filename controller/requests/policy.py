@@ -20,8 +20,8 @@ from ...scheduler.quotas.messages import changes, reservation_messages
 from ...scheduler.scheduler import Scheduler, document, load_scheduler
 from ..cluster import Cluster
 from ..events import ClientRequest
+from ..reconcile.deadline_admission import deadlines
 from ..reconcile.deciding import decided
-from ..reconcile.promising import deadlines
 from ..reconcile.settle import settle
 from ..reconcile.snapshot import snapshot
 from ..reconcile.tainted import keep_off

@@ -32,10 +32,10 @@ from ..jobs.job import Job
 from ..jobs.lengths import length_of
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
 from ..reconcile import dependencies
+from ..reconcile.deadline_admission import promise_view
 from ..reconcile.draining import still_there
 from ..reconcile.health import troubles as troubles_told
 from ..reconcile.idle import idle_sentence, idle_since_s
-from ..reconcile.promising import promise_view
 from ..reconcile.snapshot import fewest
 from ..reconcile.tainted import sentence as leaving
 from ..records import Cordon

@@ -10,10 +10,10 @@ from ...protocol.messages import Answer, Reply, Submitted
 from ...protocol.model import JobSpec, ServerId
 from ...protocol.principals import Principal
 from ...protocol.rate_limit import RateLimiter
+from ..answer_cache import AnswerCache
 from ..events import Audit, ClientRequest, ReplyClient
 from ..jobs.job import Job
 from ..records import RequestRecord, request_key
-from ..remembered import RememberedAnswers
 from .effects import Effects
 
 KEPT_PRINCIPALS = 1000  # principals with refused requests
@@ -51,7 +51,7 @@ class Clients:
     """Requests by name (`ClientRequest.name`): answers to those that changed something, and those that wait for one."""
 
     def __init__(self, effects: Effects) -> None:
-        self.answers = RememberedAnswers()
+        self.answers = AnswerCache()
         self.pending_logs: dict[str, PendingLog] = {}  # in the order of their deadlines
         # Submissions with deadlines, which are admitted together.
         self.newcomers: dict[str, tuple[ClientRequest, JobSpec]] = {}

@@ -1,4 +1,4 @@
-"""Processes of a check, forked from one that has imported torch (`agent.forkserver.desk`).
+"""Processes of a check, forked from one that has imported torch (`agent.forkserver.check_server`).
 
 A check runs the script a dozen times. As new interpreters these processes would spend four fifths of their time on
 imports. A joining worker of a job is forked as well, so the script runs as it does there.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..commands import look_at
 
-PROGRAM = "elasticd.agent.forkserver.desk"
+PROGRAM = "elasticd.agent.forkserver.check_server"
 PRELUDE = "elasticd.worker.warm_check"
 PADDING = 4096  # bytes of the command line, as room for that of the script in `ps`
 POLL_S = 0.005

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.agent.health import DiskReading, DisksRead
-from elasticd.agent.watching import Owned, Watch
+from elasticd.agent.monitoring import Owned, Watch
 from elasticd.protocol.model import Wiring
 
 

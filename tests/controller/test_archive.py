@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elasticd.controller import remembered, usage
+from elasticd.controller import answer_cache, usage
 from elasticd.controller.events import AgentMessage, ClockSet
 from elasticd.controller.jobs.archive import DAY_S, PREFIX, Archive, first_key_of, job_of, key_of
 from elasticd.controller.jobs.records import ArchivedJob, Submission
@@ -293,7 +293,7 @@ def test_a_submission_that_comes_twice_makes_one_job_though_that_is_in_the_archi
 
 
 def test_answers_to_submissions_are_forgotten_by_the_store_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "KEPT_ANSWERS", 3)
+    monkeypatch.setattr(answer_cache, "KEPT_ANSWERS", 3)
     world = with_ended(6)
     assert len([key for key in world.store if key.startswith("/requests/")]) <= 3
     assert durable(world.machine.cluster) == without_values(world.store)

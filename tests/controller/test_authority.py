@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticd.controller import remembered
+from elasticd.controller import answer_cache
 from elasticd.controller.requests.answers import CHANGES
 from elasticd.protocol.messages import (
     AdoptServer,
@@ -269,7 +269,7 @@ def test_the_id_of_anothers_request_is_of_no_use():
 def test_no_user_pushes_out_the_answers_that_others_may_ask_for_again(
     monkeypatch: pytest.MonkeyPatch, pushed_by: str
 ) -> None:
-    monkeypatch.setattr(remembered, "KEPT_ANSWERS", 20)
+    monkeypatch.setattr(answer_cache, "KEPT_ANSWERS", 20)
     world = World()
     mine = [world.ask(Submit(spec=job_spec()), f"mine-{number}", who=ALICE) for number in range(5)]
     local = world.ask(Submit(spec=job_spec()), "local")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elasticd.controller.inbound.ends import worker_ended
+from elasticd.controller.inbound.worker_ends import worker_ended
 from elasticd.controller.reconcile.causes import why_gone
 from elasticd.protocol.messages import (
     Cancel,

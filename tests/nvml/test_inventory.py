@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from elasticd.agent import cuda_devices, numbers
-from elasticd.agent.numbers import Known, bind
+from elasticd.agent import cuda_devices, gpu_numbers
+from elasticd.agent.gpu_numbers import Known, bind
+from elasticd.agent.inventory_refresh import fits
 from elasticd.agent.nvml import Card, Counted
-from elasticd.agent.renewing import fits
 from elasticd.agent.topology import ranges
 from elasticd.ctl.standins import library, sysfs
 from elasticd.protocol.errors import OperatorError
@@ -24,7 +24,7 @@ from pathlib import Path
 from elasticd.agent.topology import discover
 from elasticd.protocol.model import GpuKind
 here = Path(sys.argv[1])
-from elasticd.agent.visible import Visible
+from elasticd.agent.visible_gpus import Visible
 visible = Visible.of(None, {"CUDA_VISIBLE_DEVICES": sys.argv[3]} if sys.argv[3:] else {})
 found = discover(here, 1.0, kind=GpuKind(sys.argv[2]), root=here / "sys", visible=visible)
 cpus = {str(gpu): cpus for gpu, cpus in found.cpus.items()}
@@ -283,7 +283,7 @@ def test_mig_instances_that_were_removed_are_forgotten_and_their_numbers_are_fre
 def test_a_record_that_cannot_be_read_stops_the_agent_and_is_named(tmp_path: Path) -> None:
     (tmp_path / "gpus.json").write_text("[{")
     with pytest.raises(OperatorError, match=r"gpus\.json"):
-        numbers.load(tmp_path)
+        gpu_numbers.load(tmp_path)
 
 
 def test_processors_are_written_as_the_kernel_does() -> None:

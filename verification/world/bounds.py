@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from elasticd.controller.answer_cache import KEPT_ANSWERS
 from elasticd.controller.cluster import Cluster
-from elasticd.controller.inbound.ends import KEPT_BROKEN
+from elasticd.controller.inbound.worker_ends import KEPT_BROKEN
 from elasticd.controller.jobs.job import KEPT_PAST_WORKERS
 from elasticd.controller.reconcile.orders import KEPT_ORDERS
-from elasticd.controller.remembered import KEPT_ANSWERS
 from elasticd.controller.requests.pending import MAX_PENDING_LOGS
 from elasticd.controller.state.history import KEPT_EVENTS
 

@@ -1,8 +1,8 @@
 """Finds the import that starts a GPU driver, after which a process must not be forked.
 
-``python -m elasticd.agent.forkserver.blame PRELUDE`` repeats the imports of a warm process, checks after each module's body, and
-prints the name of the module that started the driver. It runs as a separate process, and only after that has happened: so the
-imports that every worker waits for are not slowed down.
+``python -m elasticd.agent.forkserver.driver_imports PRELUDE`` repeats the imports of a warm process, checks after each module's
+body, and prints the name of the module that started the driver. It runs as a separate process, and only after that has happened:
+so the imports that every worker waits for are not slowed down.
 """
 
 from __future__ import annotations

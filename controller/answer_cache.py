@@ -15,7 +15,7 @@ from ..protocol.messages import Answer
 KEPT_ANSWERS = 10_000
 
 
-class RememberedAnswers:
+class AnswerCache:
     """Answers by the names of their requests (`ClientRequest.name`)."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-from elasticd.controller.jobs.reaching import FEW, KEPT, Reports
+from elasticd.controller.jobs.metric_forecast import FEW, KEPT, Reports
 from elasticd.protocol.model import Until
 
 ACCURACY = Until(metric="accuracy", bound=0.9)

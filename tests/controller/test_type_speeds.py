@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticd.controller.jobs.paces import learned
+from elasticd.controller.jobs.type_speeds import learned
 from elasticd.protocol.messages import Scale
 from elasticd.protocol.model import Determinism, WorkerId, WorkerPhase
 from tests.controller.test_gpu_types import job_spec, mixed

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from ..protocol.messages import WorkerUse
 from ..protocol.model import NO_USE, Use, WorkerId
 from . import cgroups, nvml
-from .watching import Driver, GpuUse, Looker
+from .monitoring import Driver, GpuUse, Looker
 
 MOST_SHARE = 0.01  # of one core, for the passes over /proc; and as much for memory that processes share
 LONGEST_REST_S = 60.0  # after a pass
@@ -198,7 +198,7 @@ class Sampler:
             try:
                 gpus = self._driver.use(gpu for each in present for gpu in each.gpus)
             except nvml.DriverFailed:
-                gpus = {}  # `watching` reports the failure
+                gpus = {}  # `monitoring` reports the failure
         self._gpus = gpus
         counted = {each.name: cgroups.used(each.cgroups) for each in present}
         alone = [shim for each in present if None in counted[each.name] for shim in each.shims]

@@ -36,7 +36,7 @@ def is_repeated(frames: list[bytes]) -> bool:
     return END in head or (HEARTBEAT in head and NO_REPORTS in frames[-1])
 
 
-class AgentLines:
+class AgentConnections:
     """Connections by server and identity: a socket's number and a connection's name there, as in `runtime.listener`."""
 
     def __init__(self) -> None:

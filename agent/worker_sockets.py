@@ -61,7 +61,7 @@ class _Line:
     listener: Listener
 
 
-class WorkerLines:
+class WorkerSockets:
     """The sockets of one agent, used from the loop's thread."""
 
     def __init__(self, loop: Loop, address_for: Callable[[Account], str], heard: Heard, bounds: Bounds) -> None:

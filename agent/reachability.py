@@ -15,7 +15,7 @@ AT_LEAST_EVERY_S = 3600.0  # up to this
 AWAY_S = 5.0  # an agent that looks so much too late was itself stopped, so messages may have come unnoticed
 
 
-class Reach:
+class ControllerReachability:
     """Decides which events are worth a line in the log. Times are Unix times in seconds."""
 
     def __init__(self, address: str, heartbeat_interval_s: float, now: float) -> None:

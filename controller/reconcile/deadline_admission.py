@@ -36,9 +36,9 @@ from ...scheduler.speedup_curve import peak
 from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, JobTable, Limit, ServerInView
 from ..cluster import Cluster
 from ..jobs.job import Job
-from ..jobs.parts import Planned
 from ..jobs.rows import demand_of
 from ..jobs.throughput import Estimated
+from ..jobs.volatile import Planned
 from ..loans import taken
 from ..state.planning import Snapshot
 from .snapshot import fewest, snapshot

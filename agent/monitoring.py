@@ -8,7 +8,7 @@ directory. The loop's thread only takes their results (`deliver`), and notices t
 long (`overdue`): that is an observation as well. The agent never waits for a thread.
 
 The answering GPUs may differ from those of the inventory: one was replaced or divided, or the driver was installed only
-now. Then an inventory is made again, in a thread too (`renewing`); the module that applies it calls `learn`.
+now. Then an inventory is made again, in a thread too (`inventory_refresh`); the module that applies it calls `learn`.
 
 A GPU is looked up by its UUID each time, since the driver renumbers the GPUs when one is gone. The instances of a
 divided GPU (MIG) share its observations.

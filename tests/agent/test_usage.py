@@ -14,8 +14,8 @@ import pytest
 
 from elasticd.agent import cgroups
 from elasticd.agent.events import ProcessExited, UseSampled
-from elasticd.agent.use import Counted, Present, Reading, Sampler, Uses, descendants, processes, shared_memory_of
-from elasticd.agent.watching import Driver, Owned
+from elasticd.agent.monitoring import Driver, Owned
+from elasticd.agent.usage import Counted, Present, Reading, Sampler, Uses, descendants, processes, shared_memory_of
 from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, WorkerExit, WorkerUse
 from elasticd.protocol.model import Use, Wiring, WorkerId
 

@@ -1,7 +1,7 @@
 """Warm process of `elasticctl check`: has torch loaded, and forks the processes of a check, which otherwise spend most of
 their time on imports.
 
-``python -m elasticd.agent.forkserver.desk PARENT PRELUDE PADDING``, started by `ctl.check.warm`. It has no shims and asks
+``python -m elasticd.agent.forkserver.check_server PARENT PRELUDE PADDING``, started by `ctl.check.warm`. It has no shims and asks
 nobody: its client runs as the same user and waits for it. Each line of its input is a request, each line of its output one
 of `{"ready": why}` (why: the reason why it forks nothing, or empty), `{"began": pid}` and `{"ended": pid, "code": code}`,
 where a negative code is a signal. The processes end with this one, and this one with its client.

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from elasticd.agent.numbers import Bound, Known
+from elasticd.agent.gpu_numbers import Bound, Known
 from elasticd.agent.nvml import Card
-from elasticd.agent.visible import VARIABLE, Visible
+from elasticd.agent.visible_gpus import VARIABLE, VisibleGpus
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import Severity
 
@@ -25,7 +25,7 @@ DIVIDED = Bound({0: card(0, "MIG-x", "GPU-aaaa-0"), 1: card(0, "MIG-y", "GPU-aaa
 
 
 def offered(bound: Bound, option: Sequence[str | int] | None = None, variable: str | None = None) -> list[int]:
-    visible = Visible.of(option, {} if variable is None else {VARIABLE: variable})
+    visible = VisibleGpus.of(option, {} if variable is None else {VARIABLE: variable})
     left = visible.only(bound)
     return sorted([*left.cards, *left.missing])
 
@@ -72,16 +72,16 @@ def test_an_index_means_the_same_gpu_when_one_before_it_is_not_counted_any_more(
 
 
 def test_what_is_named_and_not_there_is_noted_and_nothing_left_is_a_trouble() -> None:
-    noted, none = Visible.of([7], {}).troubles(WHOLE, 1.0)
+    noted, none = VisibleGpus.of([7], {}).troubles(WHOLE, 1.0)
     assert (noted.severity, noted.code) == (Severity.NOTE, "not-there")
     assert "visible_gpus names 7, which this server does not have" in noted.text
     assert (none.severity, none.code) == (Severity.NO_NEW_WORK, "none-visible")
-    assert list(Visible.of([0], {VARIABLE: "0"}).troubles(WHOLE, 1.0)) == []
-    (nothing,) = Visible.of(None, {VARIABLE: ""}).troubles(WHOLE, 1.0)
+    assert list(VisibleGpus.of([0], {VARIABLE: "0"}).troubles(WHOLE, 1.0)) == []
+    (nothing,) = VisibleGpus.of(None, {VARIABLE: ""}).troubles(WHOLE, 1.0)
     assert "CUDA_VISIBLE_DEVICES (none) leaves no GPU" in nothing.text
 
 
 @pytest.mark.parametrize("wrong", ["all", "0;1", "GPU", "1.5"])
 def test_what_is_neither_an_index_nor_a_uuid_is_refused_with_where_it_stands(wrong: str) -> None:
     with pytest.raises(OperatorError, match=r"visible_gpus: .* is neither the index of a GPU nor a UUID"):
-        Visible.of([wrong], {})
+        VisibleGpus.of([wrong], {})

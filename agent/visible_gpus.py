@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from ..protocol.errors import OperatorError
 from ..protocol.model import Severity, Trouble
-from .numbers import Bound
+from .gpu_numbers import Bound
 
 VARIABLE, OPTION = "CUDA_VISIBLE_DEVICES", "visible_gpus"
 _INDEX = re.compile(r"\d{1,4}")
@@ -29,13 +29,13 @@ NONE = ("", "-1", "NoDevFiles")  # in the variable, as CUDA and batch systems ha
 
 
 @dataclass(frozen=True)
-class Visible:
+class VisibleGpus:
     """Names of GPUs by the place of the list; a place that names all GPUs has no entry."""
 
     named: Mapping[str, tuple[str, ...]]
 
     @classmethod
-    def of(cls, option: Sequence[str | int] | None, environment: Mapping[str, str]) -> Visible:
+    def of(cls, option: Sequence[str | int] | None, environment: Mapping[str, str]) -> VisibleGpus:
         """Return the names in both places. Raises OperatorError for a name that is neither an index nor a UUID."""
         named: dict[str, tuple[str, ...]] = {}
         if option is not None:

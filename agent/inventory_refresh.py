@@ -5,7 +5,7 @@ Theory of operation
 A driver is installed or mended, a GPU is replaced or comes back, MIG instances are made or removed: all that happens
 while the agent runs. So a thread asks the driver regularly which GPUs answer (`nvml.count`, a few calls for each GPU).
 If there are more than in the inventory, or others, it makes a new inventory (`topology.discover`). A GPU that stops
-answering changes nothing: it is lost, keeps its number, and is a trouble (`watching`).
+answering changes nothing: it is lost, keeps its number, and is a trouble (`monitoring`).
 
 The agent takes a new inventory only if every GPU with a worker is in it, under the same number (`fits`). Until then the
 thread makes another one with each look. Workers go on: they know their GPU by its UUID. The controller learns of it
@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..protocol.model import Gpu
 from . import nvml
+from .monitoring import Looker
 from .topology import Inventory
-from .watching import Looker
 
 
-class Renewing:
+class InventoryRefresh:
     """The thread, with its latest inventory. The methods are for the loop's thread."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from elasticd.controller.lines import is_repeated
+from elasticd.controller.agent_connections import is_repeated
 from elasticd.protocol.messages import AgentHeartbeat, LogPiece, Message, WorkerExit, WorkerReport
 from elasticd.protocol.model import JobId, ServerId, WorkerId, WorkerPhase, WorkerStatus
 
