@@ -12,7 +12,7 @@ from ..protocol.errors import UserError
 from ..protocol.messages import ServerState, ServerView
 from ..protocol.model import Gpu, GpuKind, Server
 from ..protocol.topology import Link
-from ..protocol.wiring import LABELS, Between, Kind, Part, near, pairs, speeds, to_network, tree, wiring_of
+from ..protocol.wiring import LABELS, GpuLink, Kind, Part, near, pairs, speeds, to_network, tree, wiring_of
 from . import completion, render
 from .context import JSON, console, of, print_json
 
@@ -184,7 +184,7 @@ def between_lines(server: Server) -> Iterator[str]:
     shown = [gpu for gpu in server.gpus if gpu.uuid and gpu.index in wired]
     if not shown:
         return
-    found: dict[tuple[int, int], Between] = {}
+    found: dict[tuple[int, int], GpuLink] = {}
     for a, b, way in pairs(server):
         found[a.index, b.index] = found[b.index, a.index] = way
     yield ""

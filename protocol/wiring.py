@@ -50,7 +50,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Between:
+class GpuLink:
     """Link between two GPUs of a server. `known` is false where their places are unknown."""
 
     level: Link
@@ -99,19 +99,19 @@ def _containers(device: GpuWiring | Nic) -> Iterable[tuple[Kind, str]]:
             yield Kind.SWITCH, upper_end
 
 
-def between(server: Server, a: Gpu, b: Gpu) -> Between:
+def between(server: Server, a: Gpu, b: Gpu) -> GpuLink:
     """Return the link between two GPUs of `server`."""
     level = link(_spot(server, a), _spot(server, b))
     first, second = wiring_of(server, a.index), wiring_of(server, b.index)
     if first.parent and first.parent == second.parent:
-        return Between(level, 0.0, one_gpu=True)
+        return GpuLink(level, 0.0, one_gpu=True)
     if level is Link.NVLINK:
         ways = (_nvlinks(first, second.index), _nvlinks(second, first.index))
         told = [way for way in ways if way[0]]
-        return Between(level, _slowest(speed for _, speed in told), min((count for count, _ in told), default=0))
+        return GpuLink(level, _slowest(speed for _, speed in told), min((count for count, _ in told), default=0))
     if level is Link.SOCKET:
-        return Between(level, 0.0, known=a.place.socket is not None and b.place.socket is not None)
-    return Between(level, _slowest((first.pcie_bytes_per_s, second.pcie_bytes_per_s)))
+        return GpuLink(level, 0.0, known=a.place.socket is not None and b.place.socket is not None)
+    return GpuLink(level, _slowest((first.pcie_bytes_per_s, second.pcie_bytes_per_s)))
 
 
 def _nvlinks(wiring: GpuWiring, peer: int) -> tuple[int, float]:
@@ -156,7 +156,7 @@ def wiring_of(server: Server, gpu: int) -> GpuWiring:
     return next((wiring for wiring in server.wiring.gpus if wiring.index == gpu), GpuWiring(index=gpu))
 
 
-def pairs(server: Server) -> Sequence[tuple[Gpu, Gpu, Between]]:
+def pairs(server: Server) -> Sequence[tuple[Gpu, Gpu, GpuLink]]:
     """Return all pairs of a server's GPUs with a known wiring, the smaller index first."""
     wired = {wiring.index for wiring in server.wiring.gpus}
     gpus = [gpu for gpu in server.gpus if gpu.uuid and gpu.index in wired]

@@ -46,7 +46,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Loop = ast.For | ast.AsyncFor | ast.While
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of the script's own code."""
 
     file: str  # path as a reader of the script would write it
@@ -198,18 +198,18 @@ class Sources:
         return frozenset((assigned & flow.read) - flow.bound - self._targets)
 
     @functools.cached_property
-    def counters(self) -> dict[str, Place]:
+    def counters(self) -> dict[str, SourceLine]:
         """Variables that count this process's loop bodies, by `enumerate` in the header of a loop, and that bodies read,
         with the line of the header.
         """
-        found: dict[str, Place] = {}
+        found: dict[str, SourceLine] = {}
         for node in _within(self._loop) if self._loop else ():
             match node:
                 case ast.For(
                     target=ast.Tuple(elts=[ast.Name(id=name), *_]), iter=ast.Call(func=ast.Name(id="enumerate"))
                 ):
                     if any(name in _reads(statement) for statement in node.body) and _calls(node, "step"):
-                        found[name] = Place(self._shown(self._first.file if self._first else ""), node.lineno)
+                        found[name] = SourceLine(self._shown(self._first.file if self._first else ""), node.lineno)
         return found
 
     def mentioned(self, words: Iterable[str]) -> list[str]:
@@ -242,13 +242,13 @@ class Sources:
         elsewhere = {name for node in _within(self._scope, True) if _is_function(node) for name in _free(node)}
         return self._targets | (flow.bound - flow.read - elsewhere)
 
-    def where(self, name: str, owners: Sequence[str] = ()) -> Place | None:
+    def where(self, name: str, owners: Sequence[str] = ()) -> SourceLine | None:
         """Return the line that changes a name: the last one in the loop, else in a function, else before the loop.
 
         owners: the classes of the objects that contain the value, the outermost first (`kept.Difference`).
         """
         found = self._found(name, owners)
-        return None if found is None else Place(self._shown(found[0].file), found[1].line)
+        return None if found is None else SourceLine(self._shown(found[0].file), found[1].line)
 
     def is_changed_in_loop(self, name: str, owners: Sequence[str] = ()) -> bool:
         """Return whether a line of the loop changes this name, as opposed to a method of an object."""

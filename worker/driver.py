@@ -29,7 +29,6 @@ from .events import (
     GroupBuilt,
     Instruction,
     OrderReceived,
-    Place,
     RetireGroup,
     RunStep,
     SendFollower,
@@ -37,6 +36,7 @@ from .events import (
     SendStatus,
     StatusAcknowledged,
     TimePassed,
+    WorkerConfig,
 )
 from .machine import WorkerMachine
 
@@ -157,7 +157,7 @@ class LocalControl(MachineControl):
     def alone(cls, virtual_workers: int) -> LocalControl:
         """Return the control of a script that runs outside a cluster."""
         member = Member(worker=WorkerId("solo.0"), gpu=GpuAddress(server=ServerId("localhost"), index=0))
-        place = Place(JobId("solo"), member.worker, os.getpid(), "", virtual_workers)
+        place = WorkerConfig(JobId("solo"), member.worker, os.getpid(), "", virtual_workers)
         roster = Roster(generation=1, members=(member,), leader=member.worker)
         return cls(WorkerMachine(place, SteadyClock().now()), roster)
 

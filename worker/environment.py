@@ -13,7 +13,7 @@ from ..protocol.model import Determinism, GpuKind, JobId, OnDivergence, Scaling,
 from ..protocol.times import PAUSE_TIMEOUT_S
 from ..protocol.variables import SUBMITTED_FROM
 from .code import ANY
-from .events import Limits, Place
+from .events import Limits, WorkerConfig
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class ClusterEnvironment:
     scaling: Scaling | None = None  # None: the job file does not allow it
     sharding: Sharding = Sharding.NONE
 
-    def place(self, pid: int, address: str) -> Place:
+    def place(self, pid: int, address: str) -> WorkerConfig:
         """Return the part that the worker's machine needs. address: of its control socket."""
-        return Place(
+        return WorkerConfig(
             job=self.job,
             worker=self.worker,
             pid=pid,

@@ -590,7 +590,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerConfig:
     """A worker's place in its job: values that its machine knows from the beginning."""
 
     job: JobId

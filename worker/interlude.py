@@ -2,10 +2,10 @@
 loss.
 
 Such code runs between two epochs, at an epoch's beginning, and in functions of `run.every`. It runs on every worker, in
-the same state. A result on which the workers agree there (`run.evaluate`, `run.agree`) is kept as a *settlement*: a
-value, by place and by its number at that place. Settlements are a part of the state. A worker that has missed a step
-has still to run code that the others have completed. It gets their state and their settlements, and finds the same
-values (`Settlements.find`).
+the same state. A result on which the workers agree there (`run.evaluate`, `run.agree`) is kept as an *agreed value*: a
+value, by place and by its number at that place. Agreed values are a part of the state. A worker that has missed a step
+has still to run code that the others have completed. It gets their state and their agreed values, and finds the same
+values (`AgreedValues.find`).
 
 The middle of such code is part of no state: the script may have made half of its changes. If the job is preempted
 there, the saved state is the one in which the code began (`Interlude`), and the code runs again after the next start,
@@ -26,7 +26,7 @@ FEWEST_PLACES = 4  # kept in any size: a worker that has missed a step still has
 
 
 @dataclass(frozen=True)
-class Place:
+class BoundaryPoint:
     """Place of code between two steps: `kind` is "begin" or "end" of epoch `number`, or "after" so many steps."""
 
     kind: str
@@ -40,22 +40,22 @@ class Place:
         return f"after {self.number} steps" if self.kind == "after" else f"at the {self.kind} of epoch {self.number}"
 
 
-class Settlements:
+class AgreedValues:
     """Agreed results, by place and number; the newest places last."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[bytes]] = {}
         self.decisions = 0  # number of decisions since the last applied step
 
-    def find(self, place: Place, number: int) -> bytes | None:
+    def find(self, place: BoundaryPoint, number: int) -> bytes | None:
         """Return the result of the call with this number at this place; None if it is not known."""
         found = self._found.get(place.key, [])
         return found[number] if number < len(found) else None
 
-    def record(self, place: Place, number: int, value: bytes, decision: bool) -> None:
+    def record(self, place: BoundaryPoint, number: int, value: bytes, decision: bool) -> None:
         """Record the result of the call with this number. decision: the result could have been another value."""
         found = self._found.setdefault(place.key, [])
-        assert len(found) == number, "settlements come in their order"
+        assert len(found) == number, "agreed values come in their order"
         found.append(value)
         self.decisions += decision
         total = sum(len(each) for values in self._found.values() for each in values)
@@ -74,7 +74,7 @@ class Settlements:
         return {"decisions": self.decisions, "found": [[key, list(values)] for key, values in self._found.items()]}
 
     def take(self, plain: Mapping[str, Any]) -> None:
-        """Take over the settlements of another worker's state."""
+        """Take over the agreed values of another worker's state."""
         self.decisions = int(plain.get("decisions", 0))
         self._found = {key: list(values) for key, values in plain.get("found", [])}
 
@@ -99,14 +99,14 @@ class Interlude:
         """
         return self._header is not None and self._versions == self._now()
 
-    def header(self, counters: Mapping[str, int], settlements: Settlements) -> dict[str, Any]:
+    def header(self, counters: Mapping[str, int], agreed_values: AgreedValues) -> dict[str, Any]:
         """Return the header of the state in which the code began, with everything that has been settled since."""
         assert self._header is not None
         own = {"owes_functions": int(self._after_step)}
         return {
             **self._header,
             "counters": {**counters, **self._header["counters"], **own},  # a deferred epoch in the header wins
-            "settlements": settlements.plain(),
+            "settlements": agreed_values.plain(),
         }
 
 

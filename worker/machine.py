@@ -80,7 +80,6 @@ from .events import (
     OrderReceived,
     PartComputed,
     PeerSaid,
-    Place,
     SendStatus,
     StatusAcknowledged,
     StepApplied,
@@ -88,6 +87,7 @@ from .events import (
     SuspendReceived,
     TimePassed,
     WordRead,
+    WorkerConfig,
 )
 from .membership import machine as ms
 from .reporting import Reporting
@@ -97,7 +97,7 @@ from .training.machine import Training
 class WorkerMachine:
     """The machine of one worker."""
 
-    def __init__(self, place: Place, now: float, membership: ms.Membership | None = None) -> None:
+    def __init__(self, place: WorkerConfig, now: float, membership: ms.Membership | None = None) -> None:
         """membership: another one than that of a worker who has heard of nothing yet."""
         times.check()
         self.job = place.job

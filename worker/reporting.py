@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from ..protocol.limits import MAX_METRIC_NAME, MAX_METRICS, MAX_NOTE
 from ..protocol.model import BatchChange, Straggler, WorkerId, WorkerStatus
 from ..protocol.times import WORKER_HEARTBEAT_S
-from .events import Place
+from .events import WorkerConfig
 from .membership.machine import Membership
 from .progress import StepTimes
 
@@ -20,7 +20,7 @@ from .progress import StepTimes
 class Reporting:
     """The statuses of one worker. `StepTimes` measures its pace."""
 
-    def __init__(self, place: Place, membership: Membership, now: float) -> None:
+    def __init__(self, place: WorkerConfig, membership: Membership, now: float) -> None:
         self._place = place
         self._membership = membership
         self.times = StepTimes()

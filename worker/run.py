@@ -24,6 +24,7 @@ from . import cuda_graphs, warm
 from .admission import check_group
 from .checking import check_divided, check_evaluations, check_model, check_optimizers, check_schedulers, check_update
 from .code import Code
+from .collectives import Collectives
 from .comparison import Terms
 from .compiled import Compiled
 from .data.choice import Job, feed_of
@@ -49,7 +50,6 @@ from .state.script_state import State
 from .state.training_state import TrainingState
 from .state.virtual_state import VirtualWorkerState
 from .stepping import Recipe
-from .together import Together
 from .trainer import Shared, Trainer
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Batches:
         return self._trainer.stepping.update
 
 
-class Run(Together):
+class Run(Collectives):
     """This process's part in a job, returned by `join`."""
 
     def __init__(

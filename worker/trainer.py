@@ -26,7 +26,6 @@ import torch
 from ..protocol import exits
 from ..protocol.errors import UserError
 from . import advice
-from .between import Between, Function, ScriptExit, Superseded
 from .code import Code, OtherCode
 from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
@@ -85,6 +84,7 @@ from .state.held import HeldState
 from .state.training_state import TrainingState
 from .state.transfers import StateTransfers
 from .state.values import ScriptValues
+from .step_boundary import Function, ScriptExit, StepBoundary, Superseded
 from .stepping import Recipe, Stepping, Watch
 from .virtual import derive_seed, seed_everything
 
@@ -166,7 +166,7 @@ class Trainer:
         )
         self._scan = Scan(recipe.agnostic, recipe.device, control.tell)
         self.stepping.body_begins = self._body_begins
-        self.between = Between(
+        self.step_boundary = StepBoundary(
             recipe.virtual_workers,
             recipe.seed,
             recipe.device,
@@ -227,7 +227,7 @@ class Trainer:
         if self.stepping.shows:
             return results.last
         if where is Where.AGAIN:
-            return results.begun_with(self.script.epoch + self.between.has_read(self.script.epoch))
+            return results.begun_with(self.script.epoch + self.step_boundary.has_read(self.script.epoch))
         return results.last
 
     @property
@@ -244,7 +244,7 @@ class Trainer:
 
         After `optimizer.step()` of any body, the step in progress counts, too. At an epoch's end, it is the number of steps
         applied by then, even if the state is already past that epoch."""
-        if self._where() is Where.AGAIN and self.between.has_read(self.script.epoch):
+        if self._where() is Where.AGAIN and self.step_boundary.has_read(self.script.epoch):
             return self.result.steps
         if self.stepping.shows:
             return self.stepping.steps_shown
@@ -276,9 +276,9 @@ class Trainer:
                 "run.set_batch() was called without run.scaling(), which says before prepare() how far it may go"
             )
         growing.check(factor, rate)
-        factor, rate = self.between.agree([factor, rate], None, "run.set_batch()")
+        factor, rate = self.step_boundary.agree([factor, rate], None, "run.set_batch()")
         if (
-            self.between.in_function or not self.held.runs_again
+            self.step_boundary.in_function or not self.held.runs_again
         ):  # code that runs again: the state already has the change
             growing.ask(self.held.next_step, factor, rate)
 
@@ -318,7 +318,7 @@ class Trainer:
 
     def _where(self) -> Where:
         where = self.stepping.where
-        if where is not Where.BETWEEN or self.between.in_function:
+        if where is not Where.BETWEEN or self.step_boundary.in_function:
             return where
         if self.script.at in (ScriptAt.BEFORE, ScriptAt.OVER, ScriptAt.LEFT):
             return Where.OUTSIDE
@@ -379,7 +379,11 @@ class Trainer:
     def of_epoch(self, function: Callable[[], Any]) -> Any:
         """Return the function's result at the epoch's beginning (`state.epoch_values`). Raises UserError elsewhere."""
         epoch = self.script.epoch
-        if self.script.at is not ScriptAt.BETWEEN or self.between.in_function or self.between.has_read(epoch):
+        if (
+            self.script.at is not ScriptAt.BETWEEN
+            or self.step_boundary.in_function
+            or self.step_boundary.has_read(epoch)
+        ):
             raise UserError(
                 "run.epoch_begin() was called outside an epoch's beginning: call it in the loop over run.epochs(), before the "
                 "loop over batches"
@@ -435,7 +439,7 @@ class Trainer:
             self.held.script_was = None
             self._remarks.on_restart(was, same_epoch=self.held.state_epoch == self.script.epoch)
         if self.held.owes_functions:
-            self._first = self.between.call_functions()
+            self._first = self.step_boundary.call_functions()
 
     def next_step(self) -> RunStep | None:
         """Return the script's next step; None: its epoch has no step left."""
@@ -452,7 +456,7 @@ class Trainer:
     def _epoch_is_read(self) -> None:
         self.script.go(ScriptAt.BETWEEN)
         seed_everything(derive_seed(self.recipe.seed, "epoch ends", self.script.epoch))
-        self.between.epoch_read(self.script.epoch)
+        self.step_boundary.epoch_read(self.script.epoch)
 
     def run_step(self, instruction: RunStep) -> Iterator[Any]:
         """Yield the batches of this worker's part of a step. If a collective fails, the step is not applied."""
@@ -466,10 +470,10 @@ class Trainer:
             self._failure = self._cross_check.dismissed
         if self.held.next_step > instruction.step:
             if (
-                self.between.functions_due
+                self.step_boundary.functions_due
             ):  # joiners call them, too, and need the registered values that bodies have changed
                 self._hand_over()
-            self._first = self.between.step_applied()
+            self._first = self.step_boundary.step_applied()
 
     def _hand_over(self) -> None:
         try:
@@ -659,7 +663,7 @@ class Trainer:
             case GiveUpStep(restore_buffers):
                 self._transfers.forget()
                 self.stepping.give_up(restore_buffers)
-            case LoadCheckpoint() | ReceiveState() if self.between.in_function:
+            case LoadCheckpoint() | ReceiveState() if self.step_boundary.in_function:
                 raise Superseded(instruction)
             case LoadCheckpoint(generation):
                 return self.held.load(generation)
@@ -690,7 +694,7 @@ class Trainer:
         self._cross_check.enter(entered, communicator)
         if self.saves is not None:
             self.saves.enter(self.world_size)
-        self.between.enter(entered, communicator)
+        self.step_boundary.enter(entered, communicator)
 
     def _receive(self, keep_own: bool) -> StepWanted | None:
         """Receive the state, and take part in the generation's first step, if any is left, without hosting a virtual worker."""
@@ -702,11 +706,11 @@ class Trainer:
                 header = arrival.incoming.header
                 parameters, units = self.held.parts.trained_in(header, optimizers), self.held.parts.units_in(header)
                 self.stepping.join(step, parameters, units, lambda: self._transfers.take(arrival))
-                if self.between.functions_due:
+                if self.step_boundary.functions_due:
                     self._control.tell(SharingBegun(resumes=False))
                     self._transfers.hand_over()
                     self._control.tell(SharingEnded())
-                self._first = self.between.step_applied()
+                self._first = self.step_boundary.step_applied()
                 if self._first is not None:
                     return None
             case other:

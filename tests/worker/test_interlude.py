@@ -12,7 +12,7 @@ import torch
 from elasticd.protocol import exits, times
 from elasticd.protocol.messages import Ready
 from elasticd.worker import events as e
-from elasticd.worker.interlude import FEWEST_PLACES, PLACES_KEPT, Interlude, Place, Settlements
+from elasticd.worker.interlude import FEWEST_PLACES, PLACES_KEPT, AgreedValues, BoundaryPoint, Interlude
 
 _spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
 assert _spec is not None
@@ -136,13 +136,13 @@ def test_the_last_step_may_be_decided() -> None:
 
 
 def test_settlements_come_back_as_they_were() -> None:
-    settlements, other = Settlements(), Settlements()
-    place = Place("end", 3)
-    settlements.record(place, 0, b"evaluated", decision=False)
-    settlements.record(place, 1, b"decided", decision=True)
-    other.take(settlements.plain())
+    agreed_values, other = AgreedValues(), AgreedValues()
+    place = BoundaryPoint("end", 3)
+    agreed_values.record(place, 0, b"evaluated", decision=False)
+    agreed_values.record(place, 1, b"decided", decision=True)
+    other.take(agreed_values.plain())
     assert [other.find(place, number) for number in range(3)] == [b"evaluated", b"decided", None]
-    assert other.find(Place("begin", 3), 0) is None
+    assert other.find(BoundaryPoint("begin", 3), 0) is None
     assert other.decisions == 1
     other.step_applied()
     assert (other.decisions, other.find(place, 1)) == (0, b"decided")
@@ -150,26 +150,26 @@ def test_settlements_come_back_as_they_were() -> None:
 
 @pytest.mark.parametrize(("size", "kept"), [(10, PLACES_KEPT), (1 << 21, FEWEST_PLACES)])
 def test_only_the_newest_settlements_are_kept(size: int, kept: int) -> None:
-    settlements = Settlements()
+    agreed_values = AgreedValues()
     for number in range(100):
-        settlements.record(Place("after", number), 0, bytes(size), decision=True)
-    found = [number for number in range(100) if settlements.find(Place("after", number), 0) is not None]
+        agreed_values.record(BoundaryPoint("after", number), 0, bytes(size), decision=True)
+    found = [number for number in range(100) if agreed_values.find(BoundaryPoint("after", number), 0) is not None]
     assert found == list(range(100 - kept, 100))
 
 
 def test_what_an_epoch_has_begun_with_is_kept_for_those_who_join_in_it_many_steps_later() -> None:
-    settlements = Settlements()
-    settlements.record(Place("begin", 1), 0, b"loss", decision=False)
+    agreed_values = AgreedValues()
+    agreed_values.record(BoundaryPoint("begin", 1), 0, b"loss", decision=False)
     for number in range(100):
-        settlements.record(Place("after", number), 0, b"other", decision=False)
-    assert settlements.find(Place("begin", 1), 0) == b"loss"
+        agreed_values.record(BoundaryPoint("after", number), 0, b"other", decision=False)
+    assert agreed_values.find(BoundaryPoint("begin", 1), 0) == b"loss"
 
 
 def test_code_that_has_changed_a_tensor_cannot_be_interrupted_any_more() -> None:
     weights = torch.zeros(3)
     interlude = Interlude({"counters": {}}, [weights.detach()], after_step=True)
     assert interlude.interruptible
-    header = interlude.header({"applied": 4, "epoch": 1}, Settlements())
+    header = interlude.header({"applied": 4, "epoch": 1}, AgreedValues())
     assert header["counters"] == {"applied": 4, "epoch": 1, "owes_functions": 1}
     weights.add_(1)
     assert not interlude.interruptible

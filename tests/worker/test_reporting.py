@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from elasticd.protocol.limits import MAX_METRIC_NAME, MAX_METRICS
 from elasticd.protocol.model import JobId, WorkerId
-from elasticd.worker.events import MetricsReported, Place
+from elasticd.worker.events import MetricsReported, WorkerConfig
 from elasticd.worker.machine import WorkerMachine
 from elasticd.worker.reporting import Reporting
 
 
 def reporting() -> Reporting:
-    place = Place(job=JobId("j-1"), worker=WorkerId("j-1.0"), pid=1, address="", virtual_workers=1)
+    place = WorkerConfig(job=JobId("j-1"), worker=WorkerId("j-1.0"), pid=1, address="", virtual_workers=1)
     machine = WorkerMachine(place, 0.0)
     machine.handle(0.0, MetricsReported({"loss": 1.0}))
     return machine._reporting

@@ -26,7 +26,9 @@ class Story:
     def __init__(self, **place: Any) -> None:
         self.now = 1000.0
         known: dict[str, Any] = {"virtual_workers": 4, "checkpoint_every_s": 600.0, **place}
-        self.machine = WorkerMachine(e.Place(job=JobId("job"), worker=ME, pid=1, address="me", **known), self.now)
+        self.machine = WorkerMachine(
+            e.WorkerConfig(job=JobId("job"), worker=ME, pid=1, address="me", **known), self.now
+        )
         self.instructions: list[e.Instruction] = []
         self.others: list[e.Action] = []
         self.saves: list[e.SaveCheckpoint] = []

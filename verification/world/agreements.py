@@ -1,8 +1,8 @@
 """Scripts whose workers take decisions together between two steps, and communicators that fail while they do.
 
 Of two workers that have applied the same step, the one that has heard the decision after it is ahead: only the workers that know
-the most decisions hold the state (`worker.between`). So a link fails, or a worker dies, just while a decision arrives. The state
-of such a job is that of its steps and of its last decision: members that know different decisions disagree about the state.
+the most decisions hold the state (`worker.step_boundary`). So a link fails, or a worker dies, just while a decision arrives. The
+state of such a job is that of its steps and of its last decision: members that know different decisions disagree about the state.
 
 In the same histories communicators complete at some members and fail at one, so that the next attempt begins while messages of
 the previous one are in flight; in bad weather, many messages are late and duplicated.

@@ -159,7 +159,7 @@ class Worker(Process):
     def _join(self) -> None:
         self._world.oracle.joined(self.job)
         spec = self._start.spec
-        place = w.Place(
+        place = w.WorkerConfig(
             job=self.job,
             worker=WorkerId(self.name),
             pid=self._pid,

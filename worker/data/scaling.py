@@ -52,7 +52,7 @@ def _moved(before: float, change: BatchChange, step: int) -> float:
 
 
 @dataclass(frozen=True)
-class Place:
+class MicroBatchId:
     """The unit and the virtual worker of a micro-batch."""
 
     unit: int
@@ -81,7 +81,7 @@ class Scale(Protocol):
     def ranges(self, hosted: Sequence[range]) -> tuple[range, ...]:
         """Return the micro-batches of each rank in the step in progress, from its virtual workers."""
 
-    def place(self, micro_batch: int) -> Place:
+    def place(self, micro_batch: int) -> MicroBatchId:
         """Return the unit and the virtual worker of a micro-batch of the step in progress."""
 
     @property
@@ -115,8 +115,8 @@ class Fixed:
     def ranges(self, hosted: Sequence[range]) -> tuple[range, ...]:
         return tuple(hosted)
 
-    def place(self, micro_batch: int) -> Place:
-        return Place(self._step, micro_batch)
+    def place(self, micro_batch: int) -> MicroBatchId:
+        return MicroBatchId(self._step, micro_batch)
 
 
 class Growing:
@@ -197,9 +197,9 @@ class Growing:
         each = len(self._units)
         return tuple(range(one.start * each, one.stop * each) for one in hosted)
 
-    def place(self, micro_batch: int) -> Place:
+    def place(self, micro_batch: int) -> MicroBatchId:
         virtual_worker, number = divmod(micro_batch, len(self._units))
-        return Place(self._units[number], virtual_worker)
+        return MicroBatchId(self._units[number], virtual_worker)
 
     @property
     def rate(self) -> float:

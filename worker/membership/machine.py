@@ -18,7 +18,7 @@ of two ways:
 
 **Holders** are the members that have the state when a generation begins: in band all that come from `base`; by message
 those with the greatest applied step, and among these the ones that know the most decisions of the script since that
-step (`settled`, see `between`). If no member has any state, the leader alone is the holder: it reads the last
+step (`settled`, see `step_boundary`). If no member has any state, the leader alone is the holder: it reads the last
 checkpoint or starts from the beginning. All others receive the state during the first step and host no virtual worker
 in it.
 

@@ -19,7 +19,7 @@ import torch
 from ..code import Code
 from ..data.likeness import Likeness
 from ..events import CheckpointFailed, CheckpointLoaded, CheckpointMissing, Event, SaveCheckpoint
-from ..interlude import Interlude, Settlements, end_of
+from ..interlude import AgreedValues, Interlude, end_of
 from ..results import Results
 from ..script import Script, ScriptAt
 from .checkpoint import CheckpointWriter, latest
@@ -50,7 +50,7 @@ class HeldState:
         self._writer = writer
         self._tell = tell
         self.code = code
-        self.settlements = Settlements()
+        self.agreed_values = AgreedValues()
         self.likeness: Likeness | None = None  # fingerprint of this worker's data; None outside a cluster
         # returns the script's own variables for a checkpoint (`crosscheck`)
         self.looks: Callable[[], Any] = lambda: None
@@ -151,7 +151,7 @@ class HeldState:
         self.interlude = None
         if "results" in header:  # absent in a checkpoint of an older version
             self.results.take(header["results"])
-        self.settlements.take(header.get("settlements", {}))
+        self.agreed_values.take(header.get("settlements", {}))
         self.end = end_of(header)
         self.state_epoch = epoch
         self.owes_functions = bool(header["counters"].get("owes_functions", 0))
@@ -217,7 +217,7 @@ class HeldState:
         else:
             header = self.parts.header(counters)
         header["results"] = self.results.plain()
-        header["settlements"] = self.settlements.plain()
+        header["settlements"] = self.agreed_values.plain()
         if self.likeness is not None:
             header["likeness"] = self.likeness.plain()
         if self.owes_functions:
@@ -255,7 +255,7 @@ class HeldState:
             header = self.header(counters)
             header.pop(DIVISION, None)
         elif self.interlude.interruptible:
-            header = self.interlude.header(counters, self.settlements)
+            header = self.interlude.header(counters, self.agreed_values)
         else:
             self._tell(CheckpointFailed(save.number, "the script has changed tensors between two steps, and goes on"))
             return

@@ -128,7 +128,7 @@ class StateTransfers:
         if incoming.places is None:
             self._held.put(incoming.header, tensors)
         applied, epoch = self._held.take(incoming.header)
-        settled = self._held.settlements.decisions
+        settled = self._held.agreed_values.decisions
         self._control.tell(StateTaken(applied, epoch, next_epoch(incoming.header), settled))
 
     # -- changes made by the script's code

@@ -66,7 +66,6 @@ from ..events import (
     LoadCheckpoint,
     LoopEnded,
     PartComputed,
-    Place,
     Progressed,
     ReceiveState,
     Resume,
@@ -84,6 +83,7 @@ from ..events import (
     ValuesExchanged,
     Whole,
     WordRead,
+    WorkerConfig,
 )
 from ..membership import machine as ms
 from ..reporting import Reporting
@@ -103,7 +103,7 @@ class Training:
     """The state machine of the training thread. `handle` takes the thread's facts, other methods decisions of other machines."""
 
     def __init__(
-        self, place: Place, membership: ms.Membership, builds: Builds, reporting: Reporting, now: float
+        self, place: WorkerConfig, membership: ms.Membership, builds: Builds, reporting: Reporting, now: float
     ) -> None:
         self._place = place
         self._me = place.worker

@@ -12,7 +12,7 @@ from .sharing import Shared
 from .trainer import Trainer
 
 
-class Seen:
+class RunState:
     """The part of `run.Run` that needs no loop of its own. `_trainer` is set from `prepare` on."""
 
     def __init__(self, virtual_workers: int, device: torch.device) -> None:

@@ -1,8 +1,8 @@
 """Joint work of the workers' scripts between two steps: evaluations, decisions, the end of the job.
 
-Between two steps all workers have the same state, and run the same code. A result obtained there is a settlement (`interlude`),
-which is part of the state. A worker's script may reach such code later than its state: the worker has missed a step, or has
-joined in the middle of an epoch. It then finds the result in its state, and waits for no other worker.
+Between two steps all workers have the same state, and run the same code. A result obtained there is an agreed value
+(`interlude`), which is part of the state. A worker's script may reach such code later than its state: the worker has missed a
+step, or has joined in the middle of an epoch. It then finds the result in its state, and waits for no other worker.
 
 *Evaluations* are pure: if a worker is lost during one, the others compute the missing parts themselves, and go on.
 
@@ -42,7 +42,7 @@ from .events import (
     ThreadFact,
 )
 from .hosting import assign
-from .interlude import Place
+from .interlude import BoundaryPoint
 from .plain import pack, unpack
 from .script import Script, ScriptAt
 from .state.held import HeldState
@@ -77,7 +77,7 @@ class Function:
     together: bool = False  # has evaluated or decided, so it may take long
 
 
-class Between:
+class StepBoundary:
     """One worker's joint work between two steps. For the training thread."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Between:
     def step_applied(self) -> Instruction | None:
         """Call the functions given to `run.every`. Returns an instruction that must be performed first, if there is one."""
         self._all_have_state = True
-        self._held.settlements.step_applied()
+        self._held.agreed_values.step_applied()
         return self.call_functions()
 
     def call_functions(self) -> Instruction | None:
@@ -154,7 +154,7 @@ class Between:
             return superseded.instruction
         finally:
             self._function = None
-            self._calls.pop(Place("after", self._after).key, None)
+            self._calls.pop(BoundaryPoint("after", self._after).key, None)
             self._held.interlude = None
         return None
 
@@ -168,21 +168,21 @@ class Between:
 
     # -- where the script is
 
-    def _place(self, call: str) -> Place:
+    def _place(self, call: str) -> BoundaryPoint:
         """Return the place of a call in the script. Raises UserError in the middle of a step, or outside the loop."""
         at, epoch = self._script.at, self._script.epoch
         if self._function is not None:
             self._function.together = True
-            return Place("after", self._after)
+            return BoundaryPoint("after", self._after)
         if at is ScriptAt.READING:
             raise UserError(IN_BODY.format(call=call))
         if at is not ScriptAt.BETWEEN:
             raise UserError(
                 f"{call} was called outside the loop over run.epochs(): the workers are together only there"
             )
-        return Place("end" if self.has_read(epoch) else "begin", epoch)
+        return BoundaryPoint("end" if self.has_read(epoch) else "begin", epoch)
 
-    def _is_live(self, place: Place) -> bool:
+    def _is_live(self, place: BoundaryPoint) -> bool:
         """Return whether the state belongs to this place. If not, the other workers are past it, and this script follows."""
         read, steps_done = self._read
         match place.kind:
@@ -193,16 +193,16 @@ class Between:
             case _:
                 return self._held.next_step == (steps_done if read == place.number - 1 else 0)
 
-    def _call(self, call: str) -> tuple[Place, int]:
+    def _call(self, call: str) -> tuple[BoundaryPoint, int]:
         """Return the place of this call, and its number there."""
         place = self._place(call)
         number = self._calls.get(place.key, 0)
         self._calls[place.key] = number + 1
         return place, number
 
-    def _known(self, place: Place, number: int) -> bytes | None:
+    def _known(self, place: BoundaryPoint, number: int) -> bytes | None:
         """Return the recorded result of this call; None if it has yet to be computed. Raises ScriptExit if it cannot be."""
-        found = self._held.settlements.find(place, number)
+        found = self._held.agreed_values.find(place, number)
         if found is None and not self._is_live(place):
             print(f"what was found out {place} is not known any more: this worker ends, to be replaced", flush=True)
             raise ScriptExit(exits.SPOILED)
@@ -227,7 +227,7 @@ class Between:
         result = self._known(place, number)
         if result is None:
             result = present.result(self._all_parts(present, f"evaluate {place.key} {number}"))
-            self._held.settlements.record(place, number, result, decision=False)
+            self._held.agreed_values.record(place, number, result, decision=False)
         # Each worker has drawn for other batches. Reseed, so that the script's next draw is equal everywhere, late workers too.
         seed_everything(derive_seed(self._seed, "evaluated", place.key, number))
         return present.take(result)
@@ -296,12 +296,12 @@ class Between:
             if told is not None:
                 chosen = self._chosen([unpack(msgspec.msgpack.decode(each)) for each in told], choose)
                 known = msgspec.msgpack.encode(pack(chosen, "what run.agree() has chosen"))
-                self._held.settlements.record(place, number, known, decision=True)
+                self._held.agreed_values.record(place, number, known, decision=True)
         # Code on some workers alone may have drawn for its value. Reseed, so that the script's next draw is equal everywhere.
         seed_everything(derive_seed(self._seed, "agreed", place.key, number))
         return unpack(msgspec.msgpack.decode(known))
 
-    def _told(self, place: Place, number: int, own: bytes) -> list[bytes] | None:
+    def _told(self, place: BoundaryPoint, number: int, own: bytes) -> list[bytes] | None:
         """Return all workers' values; None if one was lost: this one is in the next generation, perhaps with another's state."""
         self._tell(SharingBegun(resumes=not self.in_function))
         try:

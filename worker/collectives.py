@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from ..protocol.errors import UserError
-from .between import Function
 from .driver import Control
 from .evaluation import Evaluation
 from .events import MetricsReported
 from .local_names import LocalNames
-from .seen import Seen
+from .run_state import RunState
+from .step_boundary import Function
 
 
-class Together(Seen):
-    """The part of `run.Run` that may wait for other workers (`between`)."""
+class Collectives(RunState):
+    """The part of `run.Run` that may wait for other workers (`step_boundary`)."""
 
     def __init__(self, control: Control, virtual_workers: int, device: torch.device) -> None:
         super().__init__(virtual_workers, device)
@@ -95,7 +95,7 @@ class Together(Seen):
                 num_workers,
             )
 
-        return trainer.between.evaluate(evaluation)
+        return trainer.step_boundary.evaluate(evaluation)
 
     def agree(self, value: Any, choose: Callable[[list[Any]], Any] | None = None) -> Any:
         """Return one value on all workers: the leader's, or the result of `choose` on the list of all values by rank.
@@ -106,7 +106,7 @@ class Together(Seen):
         An agreed value holds as long as one worker that knows it is left, and is saved with the job. Call it on all
         workers, between two epochs or in a function of `every`. Raises UserError elsewhere.
         """
-        return self._require_trainer("run.agree()").between.agree(value, choose)
+        return self._require_trainer("run.agree()").step_boundary.agree(value, choose)
 
     def set_batch(self, factor: int, *, rate: float | None = None) -> None:
         """Let the batch be `factor` times the job's own from the next step on (AdaBatch; Elan VI-B).
@@ -125,7 +125,7 @@ class Together(Seen):
         Call it in a function of `every`, on all workers alike, for example after a result of `evaluate` or `agree`.
         Raises UserError in the loop body.
         """
-        self._require_trainer("run.stop()").between.stop()
+        self._require_trainer("run.stop()").step_boundary.stop()
 
     def local(self, *names: str) -> None:
         """Declare variables of the script that may differ between workers: `run.local("running_loss")`.
