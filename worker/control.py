@@ -61,7 +61,7 @@ from .events import (
     SendStatus,
     StatusAcknowledged,
     SuspendReceived,
-    TimePassed,
+    WorkerTick,
 )
 from .machine import WorkerMachine
 
@@ -265,7 +265,7 @@ class ClusterControl(MachineControl):
     def _on_turn(self) -> None:
         with self._lock:
             if self._clock.now() >= self.machine.next_deadline():
-                self.tell(TimePassed())
+                self.tell(WorkerTick())
             self._flush()
 
     def _on_agent(self, frames: list[bytes]) -> None:

@@ -35,8 +35,8 @@ from .events import (
     SendLeader,
     SendStatus,
     StatusAcknowledged,
-    TimePassed,
     WorkerConfig,
+    WorkerTick,
 )
 from .machine import WorkerMachine
 
@@ -172,7 +172,7 @@ class LocalControl(MachineControl):
             while not self._instructions:
                 deadline = self.machine.next_deadline()
                 if self._clock.now() >= deadline:
-                    self.tell(TimePassed())
+                    self.tell(WorkerTick())
                 else:
                     self._wait(deadline - self._clock.now())
             return self._instructions.popleft()

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from ..protocol.messages import Suspend
 from ..protocol.model import BatchChange, JobId, Roster, WorkerId, WorkerStatus
 from ..protocol.times import PAUSE_TIMEOUT_S
+from .membership.events import Abandon as Abandon
 from .membership.machine import GroupBuilt as GroupBuilt
 from .membership.machine import GroupFailed as GroupFailed
 from .membership.machine import OrderReceived as OrderReceived
 from .membership.machine import PeerSaid as PeerSaid
 from .membership.machine import SendFollower as SendFollower
 from .membership.machine import SendLeader as SendLeader
-from .membership.machine import TimePassed as TimePassed
-from .membership.words import Abandon as Abandon
+from .membership.machine import WorkerTick as WorkerTick
 from .transfer_plan import Transfer
 
 # -------------------------------------------------------------------------------------------- facts: from other processes
@@ -336,7 +336,7 @@ Event = (
     | OperatorsTraced
     | BatchesChanged
     | ThreadFact
-    | TimePassed
+    | WorkerTick
 )
 
 

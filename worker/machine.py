@@ -85,9 +85,9 @@ from .events import (
     StepApplied,
     StepWanted,
     SuspendReceived,
-    TimePassed,
     WordRead,
     WorkerConfig,
+    WorkerTick,
 )
 from .membership import machine as ms
 from .reporting import Reporting
@@ -127,7 +127,7 @@ class WorkerMachine:
         return {**self._membership.sizes, "communicators being built": len(self._builds)}
 
     def next_deadline(self) -> float:
-        """When `TimePassed` is wanted (Unix time, s)."""
+        """When `WorkerTick` is wanted (Unix time, s)."""
         soonest = self._reporting.deadline
         for deadline in (self._membership.next_deadline(), self._builds.deadline(), self._training.deadline()):
             if deadline is not None and deadline < soonest:
@@ -182,7 +182,7 @@ class WorkerMachine:
                     self._reporting.notice(now, text)
                 self._reporting.change(now)
                 return []
-            case TimePassed():
+            case WorkerTick():
                 return self._pass_time(now)
             case _:
                 return self._training.handle(now, event)
@@ -197,7 +197,7 @@ class WorkerMachine:
             actions += self.handle(now, GroupFailed(generation, attempt, reason))
         deadline = self._membership.next_deadline()
         if deadline is not None and now >= deadline:
-            actions += self._training.follow(now, self._membership.handle(now, ms.TimePassed()))
+            actions += self._training.follow(now, self._membership.handle(now, ms.WorkerTick()))
         actions += self._training.pass_time(now)
         if now >= self._reporting.deadline:
             actions.append(self._status(now))

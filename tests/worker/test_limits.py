@@ -219,7 +219,7 @@ def test_a_process_that_was_stopped_itself_does_not_take_its_thread_for_hung() -
     story.begin_step()
     story.wait(10.0)
     story.now += 2 * times.FIRST_STEP_TIMEOUT_S
-    story.tell(e.TimePassed())
+    story.tell(e.WorkerTick())
     story.wait(times.LEAST_STEP_TIMEOUT_S - 11.0)
     assert not story.all(e.EndProcess)
     story.wait(2.0)

@@ -131,7 +131,7 @@ def test_a_newcomer_asks_the_leader_of_an_overtaken_order_whether_it_had_been_co
     assert prepared in newcomer.handle(0.1, order(3, [new, me], new))
     deadline = newcomer.next_deadline()
     assert deadline is not None
-    assert prepared in newcomer.handle(deadline, m.TimePassed())
+    assert prepared in newcomer.handle(deadline, m.WorkerTick())
     assert prepared in newcomer.handle(deadline, order(4, [new], new)), "it is not in the newest roster"
     actions = newcomer.handle(deadline, m.PeerSaid(Commit(job=JOB, generation=2, attempt=1)))
     assert any(isinstance(action, m.Switch) and action.roster.generation == 2 for action in actions)

@@ -67,7 +67,7 @@ class Story:
                 self.now = end
                 return
             self.now = max(self.now, at)
-            self.tell(e.TimePassed())
+            self.tell(e.WorkerTick())
         raise AssertionError(f"time stands still at {self.now}")
 
     # -- usual histories

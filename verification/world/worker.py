@@ -192,7 +192,7 @@ class Worker(Process):
         return self._machine.next_deadline() if self._machine is not None else None
 
     def turn(self) -> None:
-        self._tell(w.TimePassed())
+        self._tell(w.WorkerTick())
 
     def from_agent(self, message: ToWorkerFromAgent) -> None:
         match message:

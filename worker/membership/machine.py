@@ -54,33 +54,33 @@ from ...protocol.errors import InvalidTransition
 from ...protocol.messages import Commit, Order, Prepare, Prepared, Ready
 from ...protocol.model import JobId, Roster, WorkerId, WorkerPhase
 from .campaign import RETRY_INTERVAL_S, Campaign, Said, Stand
-from .words import Abandon as Abandon
-from .words import Action as Action
-from .words import Arrived as Arrived
-from .words import BoundaryReached as BoundaryReached
-from .words import BuildGroup as BuildGroup
-from .words import CollectiveFailed as CollectiveFailed
-from .words import DropGroups as DropGroups
-from .words import Event as Event
-from .words import GroupBuilt as GroupBuilt
-from .words import GroupFailed as GroupFailed
-from .words import Leave as Leave
-from .words import LoopEnded as LoopEnded
-from .words import OrderReceived as OrderReceived
-from .words import PeerSaid as PeerSaid
-from .words import Proceed as Proceed
-from .words import Propose as Propose
-from .words import Report as Report
-from .words import SendFollower as SendFollower
-from .words import SendLeader as SendLeader
-from .words import Settled as Settled
-from .words import Stall as Stall
-from .words import StateLost as StateLost
-from .words import StepApplied as StepApplied
-from .words import StepStarted as StepStarted
-from .words import Switch as Switch
-from .words import TimePassed as TimePassed
-from .words import WordRead as WordRead
+from .events import Abandon as Abandon
+from .events import Action as Action
+from .events import Arrived as Arrived
+from .events import BoundaryReached as BoundaryReached
+from .events import BuildGroup as BuildGroup
+from .events import CollectiveFailed as CollectiveFailed
+from .events import DropGroups as DropGroups
+from .events import Event as Event
+from .events import GroupBuilt as GroupBuilt
+from .events import GroupFailed as GroupFailed
+from .events import Leave as Leave
+from .events import LoopEnded as LoopEnded
+from .events import OrderReceived as OrderReceived
+from .events import PeerSaid as PeerSaid
+from .events import Proceed as Proceed
+from .events import Propose as Propose
+from .events import Report as Report
+from .events import SendFollower as SendFollower
+from .events import SendLeader as SendLeader
+from .events import Settled as Settled
+from .events import Stall as Stall
+from .events import StateLost as StateLost
+from .events import StepApplied as StepApplied
+from .events import StepStarted as StepStarted
+from .events import Switch as Switch
+from .events import WordRead as WordRead
+from .events import WorkerTick as WorkerTick
 
 PREPARE_TIMEOUT_S = times.BUILD_TIMEOUT_S + times.PREPARE_MARGIN_S
 MAX_EARLY = 4096
@@ -215,7 +215,7 @@ class Membership:
     # -- the entry point
 
     def next_deadline(self) -> float | None:
-        """Return when `TimePassed` is wanted (Unix time, s); None: never."""
+        """Return when `WorkerTick` is wanted (Unix time, s); None: never."""
         if self.over:
             return None
         campaign = self._campaign.deadline if self._campaign is not None else None
@@ -264,7 +264,7 @@ class Membership:
             case LoopEnded():
                 self._go(Stage.FINISHED)
                 return [Report(), DropGroups(tuple(sorted(self._groups)))]
-            case TimePassed():
+            case WorkerTick():
                 return self._on_time(now)
 
     def _go(self, stage: Stage) -> None:

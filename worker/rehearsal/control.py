@@ -24,7 +24,7 @@ from ..events import (
     StatusAcknowledged,
     StepApplied,
     SuspendReceived,
-    TimePassed,
+    WorkerTick,
 )
 from ..machine import WorkerMachine
 from .timetable import Timetable
@@ -70,7 +70,7 @@ class Rehearsal(MachineControl):
     def next(self) -> Instruction:
         with self._lock:
             while not self._instructions:
-                self.tell(TimePassed())
+                self.tell(WorkerTick())
                 self._wait(0.01)
             instruction = self._instructions.popleft()
         if isinstance(instruction, RunStep) and self.timetable.dies_in(instruction.step):

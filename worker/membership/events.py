@@ -96,7 +96,7 @@ class LoopEnded:
 
 
 @dataclass(frozen=True)
-class TimePassed:
+class WorkerTick:
     """`next_deadline` has come."""
 
 
@@ -114,7 +114,7 @@ Event = (
     | BoundaryReached
     | CollectiveFailed
     | LoopEnded
-    | TimePassed
+    | WorkerTick
 )
 
 
