@@ -149,13 +149,13 @@ class Comparison:
         self._differ = high != NOTHING and (high != -negative_high or low != -negative_low)
         return self._differ
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         return self._look.entries() if self._differ and self._look is not None else None
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Judge the letters. Raises CommunicatorBroken if the others are to continue without a worker that is wrong."""
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        """Judge the payloads. Raises CommunicatorBroken if the others are to continue without a worker that is wrong."""
         newcomers = self._cross_check.newcomers
-        verdict = judge(letters, newcomers) if self._differ else None
+        verdict = judge(payloads, newcomers) if self._differ else None
         if verdict is None:
             return
         text = sentence(verdict, part.step, self._workers) + self._cross_check.also_differs(verdict)

@@ -15,7 +15,7 @@ has begun to change (`_notice_changes`): bodies of the first one leave other val
 the second one compares them.
 
 *How.* The loop gives the script the checked batch before its own batches, under the same seeds. Nothing of that body
-counts for gradient, buffers or metrics (`stepping.PROBE`). Each worker's digests travel as a letter of the step
+counts for gradient, buffers or metrics (`stepping.PROBE`). Each worker's digests travel as a payload of the step
 (`inband`). In the second step only new workers compute an additional body. The others run the bodies that they would
 run without new workers, so their step is right whatever the result of the check, and is applied. In later checks all
 workers compute the checked micro-batch: one more body.
@@ -26,7 +26,7 @@ they have joined, however many they are: a new worker that differs ends with `ex
 without it (`dismiss`). The job fails (`disagree`) if workers that have trained together differ in a value on which, by
 the script's source, the loss depends: gradients of earlier steps, which every worker has applied, may be wrong, too.
 
-Other participants of the step's letters may also reveal a wrong new worker: a hyperparameter that its script has
+Other participants of the step's payloads may also reveal a wrong new worker: a hyperparameter that its script has
 derived from a counter, or calls that it has left out. These raise UserError on all workers alike. In the new workers'
 second step such an error is theirs, since the others have trained together without them (`blame`).
 
@@ -80,7 +80,7 @@ SAMPLES, GRADIENT = "the samples", "the gradient"
 class CrossCheck:
     """This worker's part in cross-checks.
 
-    A participant in the letters of a step (`inband.Participant`); for the training thread.
+    A participant in the payloads of a step (`inband.Participant`); for the training thread.
     """
 
     name = "cross-check"
@@ -247,7 +247,7 @@ class CrossCheck:
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         return False
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         entries = [(SAMPLES, self._samples, ""), (GRADIENT, self._gradient, "")] if self._computed else None
         in_time = time.monotonic() - self._proof_begun_s < PROOF_S
         wants, self._wants_checks = self._wants_checks, False
@@ -259,17 +259,17 @@ class CrossCheck:
             "wants": wants,
         }
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Compare the letters. Raises CommunicatorBroken if the others are to continue without a worker that differs."""
-        told = {rank: letter for rank, letter in enumerate(letters) if letter is not None}
-        if any(letter["wants"] for letter in told.values()):
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        """Compare the payloads. Raises CommunicatorBroken if the others are to continue without a worker that differs."""
+        told = {rank: payload for rank, payload in enumerate(payloads) if payload is not None}
+        if any(payload["wants"] for payload in told.values()):
             self._checks_due = CHECKS_OF_A_CHANGE
         if self._virtual_worker is None:
             return
-        looks = {rank: letter["look"] for rank, letter in told.items()}
+        looks = {rank: payload["look"] for rank, payload in told.items()}
         self._looks = {rank: self._looking.of_plain(look) for rank, look in looks.items() if look is not None}
-        self._draws = {rank: tuple(letter["draws"]) for rank, letter in told.items() if letter["entries"]}
-        entries = [told[rank]["entries"] if rank in told else None for rank in range(len(letters))]
+        self._draws = {rank: tuple(payload["draws"]) for rank, payload in told.items() if payload["entries"]}
+        entries = [told[rank]["entries"] if rank in told else None for rank in range(len(payloads))]
         verdict = judge(entries, self._newcomers)
         if verdict is not None:
             text, of_script = self._sentence(verdict, part.step)
@@ -304,12 +304,12 @@ class CrossCheck:
         """End these new workers.
 
         The others apply the step, in which new workers host nothing, and train on without them. All workers call this
-        in the same step: no worker ends before all have read the letters.
+        in the same step: no worker ends before all have read the payloads.
         """
         try:
             self._communicator.wait(self._communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))
         except CommunicatorBroken:
-            pass  # a worker has ended, so it had read the letters
+            pass  # a worker has ended, so it had read the payloads
         if self._rank in ranks:
             self._end(exits.UNLIKE, text)
         self.dismissed = text
@@ -388,10 +388,10 @@ class CrossCheck:
 
     def _look_now(self) -> None:
         try:
-            letters = exchange(self._communicator, {"look": self._looking.plain(sys._getframe())})
+            payloads = exchange(self._communicator, {"look": self._looking.plain(sys._getframe())})
         except CommunicatorBroken:
             return  # all other workers are lost: there is no second script to compare with
-        self._looks = {rank: self._looking.of_plain(letter["look"]) for rank, letter in enumerate(letters)}
+        self._looks = {rank: self._looking.of_plain(payload["look"]) for rank, payload in enumerate(payloads)}
 
     def _refuse_derived(self, step: int) -> bool:
         """Dismiss new workers that have derived another value at the epoch's beginning; return whether any was
@@ -516,7 +516,7 @@ class CrossCheck:
             self._remarks.on_drift(self._looks[self._rank][0], self._looks[rank][0], names)
 
     def blame(self, error: UserError, step: int) -> frozenset[int]:
-        """Dismiss the new workers in their second step, if letters of the step show a difference.
+        """Dismiss the new workers in their second step, if payloads of the step show a difference.
 
         Returns their ranks; none in other steps.
         """

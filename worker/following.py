@@ -263,23 +263,23 @@ class Following:
         return number, -number
 
     def wants(self, part: Part) -> bool:
-        """Return False: only a difference needs letters."""
+        """Return False: only a difference needs payloads."""
         return False
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         """Return whether the workers' calls differ."""
         return greatest[0] != NOTHING and greatest[0] != -greatest[1]
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         """Return the calls since the last update; None from a joining worker."""
         return None if part.joins else list(self._since)
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Compare the letters. Raises UserError if the workers' calls differ."""
-        present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
-        for rank, letter in present:
-            if letter != present[0][1]:
-                what, _ = _first_difference(letter, present[0][1])
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        """Compare the payloads. Raises UserError if the workers' calls differ."""
+        present = [(rank, payload) for rank, payload in enumerate(payloads) if payload is not None]
+        for rank, payload in present:
+            if payload != present[0][1]:
+                what, _ = _first_difference(payload, present[0][1])
                 remedy = METRIC if what in self._plateaus else REMEDY
                 raise UserError(
                     f"{what} was called differently on worker {present[0][0]} and on worker {rank} before step {part.step}: "

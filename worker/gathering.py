@@ -189,8 +189,8 @@ class Gathering(Alone):
             for virtual_worker, given in self._given.items()
         }
         found: dict[int, list[_Given]] = {}
-        for letter in self._told(communicator, own):
-            for virtual_worker, given in letter.items():
+        for payload in self._told(communicator, own):
+            for virtual_worker, given in payload.items():
                 found[virtual_worker] = [_Given(tensor, differentiable) for tensor, differentiable in given]
         self._given = {}
         if not found:
@@ -219,7 +219,7 @@ class Gathering(Alone):
             gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
             tree.push(virtual_worker, gradient.to(wide, copy=True))
         own = {node.lo: [node.hi, node.buffer] for node in tree.nodes()}
-        nodes = {lo: node for letter in self._told(communicator, own) for lo, node in letter.items()}
+        nodes = {lo: node for payload in self._told(communicator, own) for lo, node in payload.items()}
         whole: TreeAccumulator[torch.Tensor] = TreeAccumulator(self._n)
         for lo in sorted(nodes):
             hi, buffer = nodes[lo]
@@ -233,8 +233,8 @@ class Gathering(Alone):
         def tensor(content: Any, present: Any) -> torch.Tensor:
             return restored(content).to(self._device)
 
-        for letter in exchange(communicator, {"gathered": pack(own, "what run.gather() was given", inline)}):
-            yield unpack(letter["gathered"], tensor)
+        for payload in exchange(communicator, {"gathered": pack(own, "what run.gather() was given", inline)}):
+            yield unpack(payload["gathered"], tensor)
 
 
 class _Gathered(torch.autograd.Function):

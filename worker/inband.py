@@ -2,7 +2,7 @@
 
 Each step's gradient reduction is accompanied by a control *word*: a few integers, of each of which every worker gets the maximum
 over all workers (design: worker-runtime 4). The first is the generation that the leader proposes. The second says whether any
-worker has more to send. If so, all workers exchange *letters* in the same step: plain values of any size, one from each worker.
+worker has more to send. If so, all workers exchange *payloads* in the same step: plain values of any size, one from each worker.
 
 Each sender of such values is a `Participant`, under a name. The same script has the same participants on every worker. A worker
 that hosts no virtual worker takes part, and so does a joiner, whose state arrives in this step.
@@ -55,36 +55,36 @@ class Participant(Protocol):
         """Return this participant's `slots` integers, signed and of 64 bits. `NOTHING` contributes nothing."""
 
     def wants(self, part: Part) -> bool:
-        """Return whether this worker has a letter that all workers have to read in this step."""
+        """Return whether this worker has a payload that all workers have to read in this step."""
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """Return whether letters are wanted, given the maxima of this participant's integers. Equal on all workers."""
+        """Return whether payloads are wanted, given the maxima of this participant's integers. Equal on all workers."""
 
-    def letter(self, part: Part) -> Any:
-        """Return this worker's letter, plain values (`plain`), when letters are exchanged. None: it has nothing to send."""
+    def payload(self, part: Part) -> Any:
+        """Return this worker's payload, plain values (`plain`), when payloads are exchanged. None: it has nothing to send."""
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Read the letters of all workers, by rank, just before the update. A joiner has its state by then.
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        """Read the payloads of all workers, by rank, just before the update. A joiner has its state by then.
 
         Raises UserError, on every worker alike, if the job cannot go on."""
 
 
 @runtime_checkable
 class Carries(Protocol):
-    """A participant that has more to send than fits into letters."""
+    """A participant that has more to send than fits into payloads."""
 
-    def carry(self, communicator: Communicator, part: Part, letters: Sequence[Any]) -> None:
-        """Send and receive the data that the exchanged letters announce. A joiner does not have its state yet.
+    def carry(self, communicator: Communicator, part: Part, payloads: Sequence[Any]) -> None:
+        """Send and receive the data that the exchanged payloads announce. A joiner does not have its state yet.
 
         Raises CommunicatorBroken."""
 
 
 class InBand:
-    """The word and the letters of one step after the other. For the training thread."""
+    """The word and the payloads of one step after the other. For the training thread."""
 
     def __init__(self, blame: Callable[[UserError, int], frozenset[int]] | None = None) -> None:
-        """blame: takes the error that a participant has raised on reading a step's letters, and the step's number. Returns the
-        ranks whose letters are the cause, and are ignored; an empty set if no particular worker is the cause."""
+        """blame: takes the error that a participant has raised on reading a step's payloads, and the step's number. Returns the
+        ranks whose payloads are the cause, and are ignored; an empty set if no particular worker is the cause."""
         self._blame = blame
         self._participants: dict[str, Participant] = {}
         self._carriers: dict[str, Carries] = {}
@@ -97,7 +97,7 @@ class InBand:
         self._word: torch.Tensor | None = None
         self._greatest: list[int] = []  # the own word of a worker that is alone
         self._work: dist.Work | None = None
-        self._letters: list[dict[str, Any]] | None = None
+        self._payloads: list[dict[str, Any]] | None = None
 
     def add(self, participant: Participant) -> None:
         """Add a participant: before the loop begins, in the same order on every worker."""
@@ -129,7 +129,7 @@ class InBand:
         for numbers in self._numbers:
             word += numbers(part)
         assert len(word) == self._length, "a participant has another number of integers than its slots"
-        self._letters = None
+        self._payloads = None
         if communicator.size == 1:
             self._word, self._greatest = None, word
             return
@@ -137,7 +137,7 @@ class InBand:
         self._work = communicator.all_reduce_max(self._word)
 
     def complete(self, communicator: Communicator, part: Part) -> int:
-        """Wait for the word, and exchange letters if any are wanted. Returns the greatest proposed generation.
+        """Wait for the word, and exchange payloads if any are wanted. Returns the greatest proposed generation.
 
         Raises CommunicatorBroken."""
         greatest = self._greatest
@@ -148,33 +148,33 @@ class InBand:
         for wants_after, place in self._after:  # no short circuit: calls have side effects, as in `Clipping`
             asked |= wants_after(part, greatest[place])
         if asked:
-            own = {name: each.letter(part) for name, each in self._participants.items()}
-            self._letters = exchange(communicator, own)
+            own = {name: each.payload(part) for name, each in self._participants.items()}
+            self._payloads = exchange(communicator, own)
             for name, carrier in self._carriers.items():
-                carrier.carry(communicator, part, [letter.get(name) for letter in self._letters])
+                carrier.carry(communicator, part, [payload.get(name) for payload in self._payloads])
         return int(greatest[0])
 
     def read(self, part: Part) -> None:
-        """Pass the exchanged letters, if any, to their participants. Raises UserError, as a participant does."""
-        letters, self._letters = self._letters, None
-        if letters is not None:
+        """Pass the exchanged payloads, if any, to their participants. Raises UserError, as a participant does."""
+        payloads, self._payloads = self._payloads, None
+        if payloads is not None:
             for name, each in self._participants.items():
-                own = [letter.get(name) for letter in letters]
+                own = [payload.get(name) for payload in payloads]
                 try:
                     each.read(part, own)
                 except UserError as error:
                     blamed = self._blame(error, part.step) if self._blame is not None else frozenset()
                     if not blamed:
                         raise
-                    letters = [{} if rank in blamed else letter for rank, letter in enumerate(letters)]
-                    each.read(part, [letter.get(name) for letter in letters])
+                    payloads = [{} if rank in blamed else payload for rank, payload in enumerate(payloads)]
+                    each.read(part, [payload.get(name) for payload in payloads])
 
 
 def exchange(communicator: Communicator, own: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the plain values of all workers, by rank. A collective.
 
     Raises CommunicatorBroken; UserError if `own` is not plain; PeerError for malformed values of another worker."""
-    text = msgspec.msgpack.encode(pack(own, "a letter"))
+    text = msgspec.msgpack.encode(pack(own, "a payload"))
     if communicator.size == 1:
         return [_decoded(text)]
     sizes = torch.zeros(communicator.size, dtype=torch.int64)
@@ -191,7 +191,7 @@ def _decoded(text: bytes) -> dict[str, Any]:
     try:
         found = unpack(msgspec.msgpack.decode(text))
     except msgspec.MsgspecError as error:
-        raise PeerError(f"a worker's letter cannot be read: {error}") from None
+        raise PeerError(f"a worker's payload cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise PeerError("a worker's letter is no mapping")
+        raise PeerError("a worker's payload is no mapping")
     return found

@@ -4,7 +4,7 @@ Each worker has one integer of the word, of which the maximum over all workers i
 contribute nothing there. It carries the times of the step before: of the worker's own part, from the step's beginning
 to the moment when nothing is left to compute but what depends on other workers (on a device:
 `communicator.part_issued`), and of its wait for the others, until the word has come. `training.stragglers` draws the
-conclusions. If the leader wants another hosting, it says so in a letter of the next step, which all workers read alike,
+conclusions. If the leader wants another hosting, it says so in a payload of the next step, which all workers read alike,
 so that all host anew from the step after.
 """
 
@@ -91,8 +91,8 @@ class Pace:
         self.times = greatest
         return False
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         return list(self._wanted) or None
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        self.hosting = sizes_of(letters[self._leader], self._virtual_workers, len(letters))
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        self.hosting = sizes_of(payloads[self._leader], self._virtual_workers, len(payloads))

@@ -10,7 +10,7 @@ workers have reported the same digest.
 alone. So a worker that saves in the loop waits for no other. It notes path and digest. The leader writes to another
 name (`staged`). Two integers of the next step's word show whether all workers have noted the same. If so, the file gets
 its name when that step is applied, by whichever worker is the first, so the leader may be lost meanwhile. If not,
-letters show the difference, before the update.
+payloads show the difference, before the update.
 
 *After the loop* there are no more steps to carry the comparison (`last_saves`).
 
@@ -111,7 +111,7 @@ def looked_at(value: Any) -> Reach:
 class Saves:
     """This worker's part in the comparison.
 
-    A participant in the letters of a step (`inband.Participant`); for the training thread.
+    A participant in the payloads of a step (`inband.Participant`); for the training thread.
     """
 
     name = "saves"
@@ -200,7 +200,7 @@ class Saves:
         if self._told:
             told: list[Any] = [[name, note.digest] for name, note in by_file(self._told.values()).items()]
             if any(note.partly for note in self._told.values()):
-                told.append(self._cross_check.rank)  # makes the digests differ, so that all workers read letters
+                told.append(self._cross_check.rank)  # makes the digests differ, so that all workers read payloads
             own = of_values(told) >> 1
         return own, -own
 
@@ -211,31 +211,31 @@ class Saves:
         self._differ = greatest[0] != NOTHING and greatest[0] != -greatest[1]
         return self._differ
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         if not self._differ or part.joins:
             return None
         notes = {name: note.plain() for name, note in by_file(self._told.values()).items()}
         return {"notes": notes, "look": self.look()}
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Judge the letters. Raises CommunicatorBroken if the others are to continue without new workers that differ."""
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        """Judge the payloads. Raises CommunicatorBroken if the others are to continue without new workers that differ."""
         if not self._differ:
             return
-        # letters of a worker that was blamed for another difference do not count
-        letters = [each or None for each in letters]
+        # payloads of a worker that was blamed for another difference do not count
+        payloads = [each or None for each in payloads]
         told = {
-            rank: {name: Note.of(name, plain) for name, plain in letter["notes"].items()}
-            for rank, letter in enumerate(letters)
-            if letter is not None
+            rank: {name: Note.of(name, plain) for name, plain in payload["notes"].items()}
+            for rank, payload in enumerate(payloads)
+            if payload is not None
         }
         newcomers = self._cross_check.newcomers
         given = next((notes for rank, notes in sorted(told.items()) if rank not in newcomers), {})
         for rank in newcomers & told.keys():  # new workers have run no body of the step before
             told[rank] = {**given, **told[rank]}
-        verdict = judge_notes(told, len(letters), newcomers)
+        verdict = judge_notes(told, len(payloads), newcomers)
         if verdict is None:
             return
-        looks = {rank: letter["look"] for rank, letter in enumerate(letters) if letter is not None}
+        looks = {rank: payload["look"] for rank, payload in enumerate(payloads) if payload is not None}
         sentence = self.sentence(verdict, told, looks)
         if not newcomers.issuperset(verdict.wrong):
             self._told = self._pending = {}

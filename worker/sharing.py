@@ -60,7 +60,7 @@ class Sharing:
         self._own = {}
 
     def tell(self, virtual_worker: int, weight: float, values: Mapping[str, Any]) -> None:
-        """Keep values of a virtual worker for this step's letter. Raises UserError for a value that is no number."""
+        """Keep values of a virtual worker for this step's payload. Raises UserError for a value that is no number."""
         told = self._own.setdefault(virtual_worker, (weight, {}))[1]
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -70,7 +70,7 @@ class Sharing:
             told[name] = value
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """Return no integers: values travel in letters."""
+        """Return no integers: values travel in payloads."""
         return ()
 
     def wants(self, part: Part) -> bool:
@@ -81,7 +81,7 @@ class Sharing:
         """Never called, since there are no integers."""
         return False
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         """Return the values of this worker's bodies; a body that shared none has an empty mapping."""
         bodies = {virtual_worker: self._own.get(virtual_worker, (1.0, {})) for virtual_worker in part.hosted}
         return [
@@ -89,12 +89,12 @@ class Sharing:
             for virtual_worker, (weight, told) in bodies.items()
         ]
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
         """Take over the values of all workers.
 
         Raises UserError if one virtual worker shared a name that another did not.
         """
-        bodies = sorted((body for letter in letters for body in letter or ()), key=lambda body: int(body[0]))
+        bodies = sorted((body for payload in payloads for body in payload or ()), key=lambda body: int(body[0]))
         names = sorted({name for _, _, told in bodies for name in told})
         for name in names:
             lacking = [virtual_worker for virtual_worker, _, told in bodies if name not in told]

@@ -375,9 +375,9 @@ class Stepping:
         if hosts:
             self._sent = self._loader.batch(self._step, virtual_worker)
         own = pack(self._sent, "a batch", inline) if hosts else None
-        letters = exchange(self._communicator, {"batch": own})
+        payloads = exchange(self._communicator, {"batch": own})
         if not hosts:
-            (packed,) = (letter["batch"] for letter in letters if letter["batch"] is not None)
+            (packed,) = (payload["batch"] for payload in payloads if payload["batch"] is not None)
             self._sent = move_to(unpack(packed, lambda content, _: restored(content)), self._recipe.device)
 
     def _rehearse(self) -> Iterator[Any]:
@@ -801,7 +801,7 @@ class Stepping:
         """Refuse a step whose evaluations have ended differently on different workers. Raises UserError; CommunicatorBroken."""
         self.in_band.issue(self._communicator, part, self._proposal)
         self.in_band.complete(self._communicator, part)
-        self.in_band.read(part)  # the letters may contain the cause: then this raises the more precise error
+        self.in_band.read(part)  # the payloads may contain the cause: then this raises the more precise error
         raise UserError(DISAGREE.format(step=part.step))
 
     def _apply(self, part: Part) -> None:

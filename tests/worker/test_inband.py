@@ -1,4 +1,4 @@
-"""In-band messages of workers within a step: all learn the maxima, and all letters as soon as any worker wants them."""
+"""In-band messages of workers within a step: all learn the maxima, and all payloads as soon as any worker wants them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ run_ranks = _module.run_ranks
 
 
 class Voter:
-    """Votes a number in each step, sends a letter where the numbers differ, and another one if it wants to."""
+    """Votes a number in each step, sends a payload where the numbers differ, and another one if it wants to."""
 
     def __init__(self, name: str, number: int, wants: bool = False) -> None:
         self.name, self.number, self.wanted = name, number, wants
@@ -41,11 +41,11 @@ class Voter:
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         return greatest[0] != -greatest[1]
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         return {"number": self.number, "hosted": list(part.hosted), "text": "x" * self.number}
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        self.heard.append(list(letters))
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        self.heard.append(list(payloads))
 
 
 def step(communicator: Communicator, voters: list[Voter], joins: bool = False, proposal: int = 0) -> int:
@@ -76,7 +76,7 @@ def test_numbers_that_differ_have_everybody_write_a_letter_and_everybody_reads_a
         return [same.heard, other.heard]
 
     for same, other in run_ranks(3, run):
-        assert [letter["number"] for letter in same[0]] == [1, 1, 1]
+        assert [payload["number"] for payload in same[0]] == [1, 1, 1]
         assert other == [[{"number": 10 * r, "hosted": [r], "text": "x" * 10 * r} for r in range(3)]]
 
 
@@ -87,7 +87,7 @@ def test_one_worker_that_wants_a_letter_is_enough() -> None:
         return voter.heard
 
     for heard in run_ranks(3, run):
-        assert [letter["hosted"] for letter in heard[0]] == [[0], [1], [2]]
+        assert [payload["hosted"] for payload in heard[0]] == [[0], [1], [2]]
 
 
 def test_a_joiner_contributes_nothing_to_a_number() -> None:
@@ -115,4 +115,4 @@ def test_what_is_not_plain_is_refused_where_it_is_written() -> None:
             exchange(communicator, {"v": torch.zeros(1)})
         return str(caught.value)
 
-    assert "a letter" in run_ranks(2, run)[0]
+    assert "a payload" in run_ranks(2, run)[0]

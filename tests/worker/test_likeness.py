@@ -284,11 +284,11 @@ def test_a_newcomer_with_another_order_must_not_join_and_those_with_the_state_go
 
     def read(*sizes: int) -> list[type[BaseException] | None]:
         watches = [watch(size) for size in sizes]
-        letters = [each.letter(part) for each, part in zip(watches, parts, strict=True)]
+        payloads = [each.payload(part) for each, part in zip(watches, parts, strict=True)]
         ends: list[type[BaseException] | None] = []
         for each, part in zip(watches, parts, strict=True):
             try:
-                each.read(part, letters)
+                each.read(part, payloads)
                 ends.append(None)
             except UserError as error:
                 ends.append(type(error))

@@ -90,7 +90,7 @@ def train(job: Job, chance: random.Random | None) -> tuple[Trained, dict[int, in
             workers, (state, step), saved = happen(job, workers, step, saved, chance)
             assert state == workers[0].hand_out.state()
         ranges = assign(n, [True] * len(workers))
-        letters: list[tuple[dict[int, int], int]] = []
+        payloads: list[tuple[dict[int, int], int]] = []
         now: Trained = {}
         for worker, hosted in zip(workers, ranges, strict=True):
             worker.met = {}
@@ -102,14 +102,14 @@ def train(job: Job, chance: random.Random | None) -> tuple[Trained, dict[int, in
                     for piece in shares[v].pieces
                     for i in range(piece.count)
                 ]
-            letters += worker.news()
+            payloads += worker.news()
         if chance is not None and chance.random() < 0.1:
             continue  # a collective has failed: the step is not applied, and repeated
         trained.update(now)
         epochs[step] = workers[0].hand_out.epoch
         for worker in workers:
-            for letter in letters:
-                worker.hand_out.learn(*letter)
+            for payload in payloads:
+                worker.hand_out.learn(*payload)
             worker.hand_out.applied()
         assert len({repr(worker.hand_out.state()) for worker in workers}) == 1
         step += 1
@@ -198,11 +198,11 @@ def test_the_second_epoch_has_nothing_to_tell() -> None:
         for stream in range(2):
             worker.looks_ahead(stream)
         told.append((worker.hand_out.epoch, worker.news()))
-        for letter in worker.news():
-            worker.hand_out.learn(*letter)
+        for payload in worker.news():
+            worker.hand_out.learn(*payload)
         worker.hand_out.applied()
-    assert any(letter for epoch, letter in told if epoch == 0)
-    assert not any(letter for epoch, letter in told if epoch > 0)
+    assert any(payload for epoch, payload in told if epoch == 0)
+    assert not any(payload for epoch, payload in told if epoch > 0)
 
 
 def test_epochs_differ_in_the_order_of_shards_and_an_order_never_changes() -> None:

@@ -129,7 +129,7 @@ def trains(streams: Streams, epochs: int, step: int = 0, end: int | None = None)
         found.append([streams.batch(step, v).tolist() for v in range(4) if streams.has_samples(step, v)])
         part = Part(step, (0, 1, 2, 3))
         if streams.wants(part):
-            streams.read(part, [streams.letter(part)])
+            streams.read(part, [streams.payload(part)])
         streams.applied(step)
         step += 1
     return found

@@ -337,9 +337,9 @@ def compared(*schedules: Schedule, step: int = 9) -> None:
     greatest = [max(numbers) for numbers in zip(*(watch.numbers(part) for watch in watches), strict=True)]
     assert not any(watch.wants(part) for watch in watches)
     if watches[0].wants_after(part, greatest):
-        letters = [watch.letter(part) for watch in watches]
+        payloads = [watch.payload(part) for watch in watches]
         for watch in watches:
-            watch.read(part, letters)
+            watch.read(part, payloads)
 
 
 def test_workers_whose_orders_differ_do_not_train_on() -> None:

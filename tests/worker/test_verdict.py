@@ -15,7 +15,7 @@ from elasticd.worker.state.verdict import Entry, judge, sentence, value_entries
 WORKERS = ["j-1.0 on a:0", "j-1.1 on a:1", "j-1.2 on b:0", "j-1.3 on b:1"]
 
 
-def letter(weight: int = 1, bias: int = 1, rate: float = 0.1) -> list[Entry]:
+def payload(weight: int = 1, bias: int = 1, rate: float = 0.1) -> list[Entry]:
     return [
         ("optimizer.param_groups[0]['lr']", of_values(rate), repr(rate)),
         ("parameter weight", weight, ""),
@@ -24,12 +24,12 @@ def letter(weight: int = 1, bias: int = 1, rate: float = 0.1) -> list[Entry]:
 
 
 def test_where_all_agree_there_is_no_verdict() -> None:
-    assert judge([letter(), letter(), None]) is None
+    assert judge([payload(), payload(), None]) is None
     assert judge([None, None]) is None
 
 
 def test_who_differs_from_most_is_wrong() -> None:
-    verdict = judge([letter(), letter(weight=2, bias=5), None, letter()])
+    verdict = judge([payload(), payload(weight=2, bias=5), None, payload()])
     assert verdict is not None
     assert (verdict.majority, verdict.wrong, verdict.entry, verdict.others) == ((0, 3), (1,), "parameter weight", 1)
     assert sentence(verdict, 7, WORKERS) == (
@@ -38,23 +38,25 @@ def test_who_differs_from_most_is_wrong() -> None:
     )
 
 
-@pytest.mark.parametrize("others", [[letter(weight=2)], [letter(weight=2), None], [letter(weight=2), letter(weight=3)]])
+@pytest.mark.parametrize(
+    "others", [[payload(weight=2)], [payload(weight=2), None], [payload(weight=2), payload(weight=3)]]
+)
 def test_without_a_majority_nobody_is_right(others: list[list[Entry] | None]) -> None:
-    verdict = judge([letter(), *others])
+    verdict = judge([payload(), *others])
     assert verdict is not None
     assert verdict.majority == ()
-    assert verdict.wrong == tuple(rank for rank, each in enumerate([letter(), *others]) if each)
+    assert verdict.wrong == tuple(rank for rank, each in enumerate([payload(), *others]) if each)
     assert "and no majority agrees in parameter weight" in sentence(verdict, 7, WORKERS)
 
 
 def test_two_of_four_are_no_majority() -> None:
-    verdict = judge([letter(), letter(), letter(weight=2), letter(weight=3)])
+    verdict = judge([payload(), payload(), payload(weight=2), payload(weight=3)])
     assert verdict is not None
     assert verdict.majority == ()
 
 
 def test_values_are_shown_with_what_usually_makes_them_differ() -> None:
-    verdict = judge([letter(), letter(rate=0.05), letter()])
+    verdict = judge([payload(), payload(rate=0.05), payload()])
     assert verdict is not None
     assert sentence(verdict, 7, WORKERS) == (
         "step 7: j-1.1 on a:1 differs from 2 workers that agree in optimizer.param_groups[0]['lr'] (0.05 and 0.1); "
@@ -63,8 +65,8 @@ def test_values_are_shown_with_what_usually_makes_them_differ() -> None:
 
 
 def test_an_entry_that_only_some_have_is_named() -> None:
-    more = [*letter(), ("buffer mean", 3, "")]
-    verdict = judge([letter(), more, letter()])
+    more = [*payload(), ("buffer mean", 3, "")]
+    verdict = judge([payload(), more, payload()])
     assert verdict is not None
     assert (verdict.entry, verdict.wrong) == ("buffer mean", (1,))
     assert "(- and not there)" in sentence(verdict, 7, WORKERS)
@@ -72,7 +74,7 @@ def test_an_entry_that_only_some_have_is_named() -> None:
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1, max_size=9))
 def test_a_majority_is_more_than_half_of_those_that_tell(opinions: list[int | None]) -> None:
-    verdict = judge([None if opinion is None else letter(weight=opinion) for opinion in opinions])
+    verdict = judge([None if opinion is None else payload(weight=opinion) for opinion in opinions])
     told = [opinion for opinion in opinions if opinion is not None]
     assert (verdict is None) == (len(set(told)) < 2)
     if verdict is None:

@@ -140,15 +140,15 @@ class OrderWatch:
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         return greatest[0] != -greatest[1]
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         return [self._own(part), self._schedule.order.size, part.joins]
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Compare the letters of all workers. Raises Unlike on a joining worker that differs, which must not join.
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        """Compare the payloads of all workers. Raises Unlike on a joining worker that differs, which must not join.
 
         The other workers continue without it. Raises UserError if workers that have the state differ among each other.
         """
-        told = [letter for letter in letters if letter is not None]
+        told = [payload for payload in payloads if payload is not None]
         told = [(own, size) for own, size, joins in told if not joins]
         if part.joins:
             if isinstance(self._schedule.order, DrawnOrder):

@@ -261,10 +261,10 @@ class Growing:
         self._heard = max(greatest[0], 0)
         return False
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         return None
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
         pass
 
     # -- the samples of a step (`feed.Sampling`)

@@ -285,17 +285,17 @@ class Streams:
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         return False
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         news, marks = self._news(part)
         return {"lengths": news, "marks": [_plain(mark, self._hand_out.names) for mark in marks]}
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        for letter in letters:
-            if letter is not None:
-                for epoch, lengths in letter["lengths"].items():
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        for payload in payloads:
+            if payload is not None:
+                for epoch, lengths in payload["lengths"].items():
                     self._hand_out.learn(lengths, epoch)
                 self._marks.update(
-                    {shard: Mark(epoch, shard, at, state) for epoch, shard, at, state in letter["marks"]}
+                    {shard: Mark(epoch, shard, at, state) for epoch, shard, at, state in payload["marks"]}
                 )
 
     def _news(self, part: Part) -> tuple[dict[int, dict[int, int]], list[Mark]]:

@@ -81,13 +81,13 @@ class Clipping:
         self._asked = _number(bits) if bits > 0 else None
         return bits != NOTHING and bits != least
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         """Return the limit of this worker's bodies."""
         return [self._own.get(part.hosted[0])] if part.hosted else None
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Compare the letters. Raises UserError if the workers' limits differ."""
-        wanted = [letter[0] for letter in letters if letter is not None]
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        """Compare the payloads. Raises UserError if the workers' limits differ."""
+        wanted = [payload[0] for payload in payloads if payload is not None]
         other = next((each for each in wanted if each != wanted[0]), wanted[0])
         if other != wanted[0]:
             raise UserError(_disagreement(*sorted((wanted[0], other), key=lambda limit: limit or 0.0)))

@@ -150,22 +150,22 @@ class Hyperparameters:
         """Return whether the workers disagree."""
         return greatest[0] != NOTHING and greatest[0] != -greatest[1]
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         """Return the options with which the step began, and those that this worker's bodies have left."""
         if part.joins or self._own is None:
             return None
         return {"first": 0 in part.hosted, "start": plain(self._start), "own": plain(self._own)}
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
-        """Compare the letters; a worker without a body takes virtual worker 0's options. Raises UserError if workers disagree."""
-        present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        """Compare the payloads; a worker without a body takes virtual worker 0's options. Raises UserError if workers disagree."""
+        present = [(rank, payload) for rank, payload in enumerate(payloads) if payload is not None]
         for kind, when in (("start", "before"), ("own", "in")):
-            for rank, letter in present:
-                _refuse(present[0], (rank, letter), kind, f"{when} step {part.step}")
+            for rank, payload in present:
+                _refuse(present[0], (rank, payload), kind, f"{when} step {part.step}")
         if self._own is None:
-            for _, letter in present:
-                if letter["first"]:
-                    self._told = _of_plain(letter["own"])
+            for _, payload in present:
+                if payload["first"]:
+                    self._told = _of_plain(payload["own"])
 
     def _hash(self) -> int:
         assert self._own is not None

@@ -230,14 +230,14 @@ class DividedState:
     ) -> tuple[Division, list[Piece]]:
         """Return the new division and this worker's pieces of it; the workers send each other what is missing."""
         me = self._workers[self._rank]
-        letters = exchange(communicator, {"step": self._step, "division": self.plain()})
-        having = {worker for worker, letter in zip(self._workers, letters, strict=True) if letter["step"] == applied}
-        plain = next((letter["division"] for letter in letters if letter["step"] == applied), {"sole": None})
+        payloads = exchange(communicator, {"step": self._step, "division": self.plain()})
+        having = {worker for worker, payload in zip(self._workers, payloads, strict=True) if payload["step"] == applied}
+        plain = next((payload["division"] for payload in payloads if payload["step"] == applied), {"sole": None})
         if "owners" in plain:
             present = Division.of_plain(plain)
         elif plain["sole"] is not None:
             present = first_division(grid, [plain["sole"]], [""])
-        elif all(letter["division"] == plain for letter in letters):  # no step has been applied
+        elif all(payload["division"] == plain for payload in payloads):  # no step has been applied
             target = first_division(grid, self._workers, self._servers)
             return target, self._compose(target, self._of_whole(self._initial()))
         else:
@@ -426,8 +426,8 @@ class DividedState:
             return greatest
         assert self._layout is not None
         try:
-            letters = exchange(communicator, {"wants": wanted})
-            targets = [rank for rank, letter in enumerate(letters) if letter["wants"] and rank != self._rank]
+            payloads = exchange(communicator, {"wants": wanted})
+            targets = [rank for rank, payload in enumerate(payloads) if payload["wants"] and rank != self._rank]
             outgoing = [(rank, piece) for rank in targets for piece in self._owned()]
             self._others = trade(communicator, outgoing, self._layout, host=True)
         except CommunicatorBroken:  # the next step finds that, too
@@ -488,11 +488,11 @@ class DividedState:
         self.greatest_wish = Whole(greatest[0])
         return False
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         """Return nothing."""
         return None
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
         """Read nothing."""
 
 

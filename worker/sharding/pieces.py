@@ -184,7 +184,7 @@ def trade(
         [rank, *_plain(piece.interval), [[key, *_described(value)] for key, value in piece.state.items()]]
         for rank, piece in outgoing
     ]
-    letters = exchange(communicator, {"pieces": listed})
+    payloads = exchange(communicator, {"pieces": listed})
     sent = []
     tags = dict.fromkeys(range(communicator.size), PIECE_TAG)
     for rank, piece in outgoing:
@@ -193,9 +193,9 @@ def trade(
                 sent.append(communicator.send(value.to("cpu").contiguous(), rank, tags[rank]))
                 tags[rank] += 1
     received: list[Piece] = []
-    for source, letter in enumerate(letters):
+    for source, payload in enumerate(payloads):
         tag = PIECE_TAG
-        for target, flat, begin, end, described in letter["pieces"]:
+        for target, flat, begin, end, described in payload["pieces"]:
             if target != communicator.rank:
                 continue
             piece = Piece(Interval(flat, begin, end))

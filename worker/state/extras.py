@@ -14,7 +14,7 @@ from ..plain import inline, pack, restored, unpack
 
 
 class ExtraState:
-    """The extra state of all modules that have one. Takes part in the step's letters."""
+    """The extra state of all modules that have one. Takes part in the step's payloads."""
 
     name = "extra state"
     slots = 0
@@ -89,7 +89,7 @@ class ExtraState:
     # -- in band
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """Return no integers: states travel in letters."""
+        """Return no integers: states travel in payloads."""
         return ()
 
     def wants(self, part: Part) -> bool:
@@ -100,14 +100,14 @@ class ExtraState:
         """Return False: states do not depend on the step's word."""
         return False
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         """Return virtual worker 0's states, if it ran here."""
         return self._new
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
         """Take over virtual worker 0's states."""
-        for letter in letters:
-            if letter is not None:
-                self._new = letter
+        for payload in payloads:
+            if payload is not None:
+                self._new = payload
         if part.joins and self._new is None:
             self._start = self.values()  # the received states

@@ -48,7 +48,7 @@ from ..plain import inline, pack, restored, unpack
 
 HASH_BITS = 62  # bits of a number in the word, which also has the negative of the number
 SHOWN = 40  # characters of a value in a message
-INLINE_BYTES = 1 << 16  # larger tensors are broadcast separately from the letters
+INLINE_BYTES = 1 << 16  # larger tensors are broadcast separately from the payloads
 NEW = -1  # in place of a tensor's number: the tensor is new
 PREFIX = "state."
 
@@ -234,7 +234,7 @@ class Delta:
 
 
 class ScriptState:
-    """All attributes of `run.state`, in a step. Takes part in the step's word and letters."""
+    """All attributes of `run.state`, in a step. Takes part in the step's word and payloads."""
 
     name = "script's state"
     slots = 2
@@ -442,7 +442,7 @@ class ScriptState:
         """Return whether the workers' digests differ."""
         return greatest[0] != NOTHING and greatest[0] != -greatest[1]
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         """Return digests of the values of the step's beginning, and virtual worker 0's changes if this worker hosts it."""
         if part.joins or self._own is None:
             return None
@@ -450,13 +450,13 @@ class ScriptState:
         new = self._new
         return [start, None if new is None else {name: delta.plain(INLINE_BYTES) for name, delta in new.items()}]
 
-    def carry(self, communicator: Communicator, part: Part, letters: Sequence[Any]) -> None:
+    def carry(self, communicator: Communicator, part: Part, payloads: Sequence[Any]) -> None:
         """Take over virtual worker 0's changes, and receive the large tensors among them. Raises CommunicatorBroken."""
-        for root, letter in enumerate(letters):
-            if letter is None or letter[1] is None:
+        for root, payload in enumerate(payloads):
+            if payload is None or payload[1] is None:
                 continue
             if self._new is None:
-                self._told = {name: Delta.of_plain(each, self.device) for name, each in letter[1].items()}
+                self._told = {name: Delta.of_plain(each, self.device) for name, each in payload[1].items()}
             for delta in (self._new if self._new is not None else self._told or {}).values():
                 for tensor in delta.large(INLINE_BYTES):
                     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -464,11 +464,11 @@ class ScriptState:
                     if self._new is None:
                         tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
         """Compare the values of the step's beginning. Raises UserError if they differ between workers."""
         if part.joins:
             self._start = self._images()
-        present = [(rank, letter) for rank, letter in enumerate(letters) if letter is not None]
+        present = [(rank, payload) for rank, payload in enumerate(payloads) if payload is not None]
         for rank, (start, _) in present:
             for name, (number, shown) in start.items():
                 other, (there, other_shown) = present[0][0], present[0][1][0][name]

@@ -36,12 +36,12 @@ class Verdict:
     others: int  # number of further entries that differ
 
 
-def judge(letters: Sequence[Sequence[Entry] | None], newcomers: frozenset[int] = frozenset()) -> Verdict | None:
+def judge(payloads: Sequence[Sequence[Entry] | None], newcomers: frozenset[int] = frozenset()) -> Verdict | None:
     """Return the verdict on the entries of each rank (None: the rank has sent none). None: all agree.
 
     newcomers: ranks without a vote, as long as other ranks have sent entries.
     """
-    told = {rank: {name: (digest, reads) for name, digest, reads in it} for rank, it in enumerate(letters) if it}
+    told = {rank: {name: (digest, reads) for name, digest, reads in it} for rank, it in enumerate(payloads) if it}
     opinions: dict[frozenset[tuple[str, int]], list[int]] = {}
     for rank, entries in told.items():
         opinions.setdefault(frozenset((name, entry[0]) for name, entry in entries.items()), []).append(rank)

@@ -3,7 +3,7 @@ samples.
 
 A virtual worker is the unit of training semantics (EasyScale 3.2), so values that follow from its samples alone belong
 to it and move with it. In the body of virtual worker v the object has v's values; those at its `optimizer.step()` are
-v's in the next step. They travel in the step's letters to all workers, each of which holds the values of all N virtual
+v's in the next step. They travel in the step's payloads to all workers, each of which holds the values of all N virtual
 workers. So the next host of v has v's values, and so have joining workers, survivors and checkpoints. The cost is N
 times the values of one virtual worker, in each step in which they change.
 """
@@ -40,7 +40,7 @@ class VirtualWorkerState:
 
 
 class VirtualState:
-    """The values of all virtual workers, in a step. Takes part in its letters."""
+    """The values of all virtual workers, in a step. Takes part in its payloads."""
 
     name = "virtual workers' state"
     slots = 0
@@ -134,7 +134,7 @@ class VirtualState:
     # -- in band
 
     def numbers(self, part: Part) -> Sequence[int]:
-        """Return no integers: values travel in letters."""
+        """Return no integers: values travel in payloads."""
         return ()
 
     def wants(self, part: Part) -> bool:
@@ -145,7 +145,7 @@ class VirtualState:
         """Return False: values do not depend on the step's word."""
         return False
 
-    def letter(self, part: Part) -> Any:
+    def payload(self, part: Part) -> Any:
         """Return the changes of the virtual workers that ran here."""
         return {
             virtual_worker: {name: delta.plain() for name, delta in deltas.items()}
@@ -153,10 +153,10 @@ class VirtualState:
             if deltas
         }
 
-    def read(self, part: Part, letters: Sequence[Any]) -> None:
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
         """Take over the changes of virtual workers on other workers."""
-        for letter in letters:
-            for virtual_worker, deltas in (letter or {}).items():
+        for payload in payloads:
+            for virtual_worker, deltas in (payload or {}).items():
                 if virtual_worker not in part.hosted:
                     found = {name: Delta.of_plain(values, self.device) for name, values in deltas.items()}
                     self._new[virtual_worker] = found
