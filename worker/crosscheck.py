@@ -476,7 +476,7 @@ class CrossCheck:
             self._remarks.on_newcomer(self._looks[giver][0], self._looks[rank][0], names)
 
     def _drifts(self) -> Iterator[tuple[int, list[Difference]]]:
-        """Yield the ranks of which this step's letters have looks, with the values that differ from the giver's.
+        """Yield the ranks of which this step's payloads have looks, with the values that differ from the giver's.
 
         Called by all workers in the same step.
         """

@@ -8,10 +8,10 @@ Each sender of such values is a `Participant`, under a name. The same script has
 that hosts no virtual worker takes part, and so does a joiner, whose state arrives in this step.
 
 The word is issued when this worker's part of the step is computed, at one fixed place among the reduction's collectives. So a
-participant may report what the loop body has done up to `optimizer.step()`. In most steps no participant has a letter, and the
+participant may report what the loop body has done up to `optimizer.step()`. In most steps no participant has a payload, and the
 only cost is the word, which the commit of a generation needs in any case.
 
-If a collective fails, the step is not applied, and no letter has been read. Some workers may have applied the step before others
+If a collective fails, the step is not applied, and no payload has been read. Some workers may have applied the step before others
 noticed the failure; the others then copy their state. So a value that is read has to become part of the state, or be the same
 when the step is repeated.
 """

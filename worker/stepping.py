@@ -155,7 +155,7 @@ class Stepping:
         self._pace = Pace(recipe.virtual_workers)
         self.in_band = InBand(self._cross_check.blame)
         # The order decides which error a user gets. First come participants that name a call or value which only some workers
-        # have. The comparison is next: if states differ, no later letter is read. Then the cross-check: no value may be taken
+        # have. The comparison is next: if states differ, no later payload is read. Then the cross-check: no value may be taken
         # over from a worker whose gradient is wrong.
         first: list[Participant] = [following, registered.state, self._comparison, self._cross_check]
         self._divided = held.parts.divided
@@ -714,7 +714,7 @@ class Stepping:
             self._complete(part, computed)
 
     def _complete(self, part: Part, before_update: Callable[[], None]) -> None:
-        """Reduce the gradient, unless an evaluation has done so; read the word and the letters; apply the update.
+        """Reduce the gradient, unless an evaluation has done so; read the word and the payloads; apply the update.
 
         Raises CommunicatorBroken, with nothing applied."""
 

@@ -157,7 +157,7 @@ class Hyperparameters:
         return {"first": 0 in part.hosted, "start": plain(self._start), "own": plain(self._own)}
 
     def read(self, part: Part, payloads: Sequence[Any]) -> None:
-        """Compare the payloads; a worker without a body takes virtual worker 0's options. Raises UserError if workers disagree."""
+        """Compare the payloads; a worker without a body takes virtual worker 0's options. Raises UserError on a difference."""
         present = [(rank, payload) for rank, payload in enumerate(payloads) if payload is not None]
         for kind, when in (("start", "before"), ("own", "in")):
             for rank, payload in present:
