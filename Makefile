@@ -22,7 +22,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o fa
 
 CLUSTER_TESTS := 390 tests with real processes: 30 to 45 minutes on two cores, longer on a busy machine.
 
-.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-transient bench-deadlines bench-gpu bench-sharded bench-hybrid bench-policies bench-forecasts conformance papers verify-bits verify-scripts verify-stops verify-processors verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour torment promises planted model-check site format clean
+.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-transient bench-deadlines bench-gpu bench-sharded bench-hybrid bench-policies bench-forecasts conformance papers verify-bits verify-scripts verify-stops verify-processors verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour soak torment promises planted model-check site format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -60,7 +60,7 @@ test-cluster: about-test-cluster $(STAMP)  ## longer ones with real processes: k
 	@$(PYTEST) -m "cluster and not campaign" $(ARGS)
 
 test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades, users and quotas under running jobs: forty minutes (ARGS: for pytest)
-	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/cluster/test_framework_starts.py tests/cluster/test_policy_switch.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_torment.py tests/hosts/test_quotas.py tests/hosts/test_two_users.py tests/hosts/test_training_network.py tests/hosts/test_etcd_lines.py $(ARGS)
+	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/cluster/test_framework_starts.py tests/cluster/test_policy_switch.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_soak.py tests/hosts/test_quotas.py tests/hosts/test_two_users.py tests/hosts/test_training_network.py tests/hosts/test_etcd_lines.py $(ARGS)
 
 hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
 	@files=$$(grep -rlE '@given|RuleBased' tests); while $(BIN)/pytest -q -x --hypothesis-profile=hunt $$files $(ARGS); do :; done; false
@@ -152,8 +152,10 @@ fuzz: $(STAMP)  ## ten million spoiled frames at a running controller and agent:
 hosts-hour: $(STAMP)  ## as root: an hour of three hosts (namespaces) with two users, recorded in out/hour (ARGS="--minutes 3 --seed 2")
 	@$(BIN)/python -m verification.hosts.hour $(ARGS)
 
-torment: $(STAMP)  ## as root: faults without end on hosts that are namespaces, and what was lost: docs/reports/torment.md (ARGS="--minutes 10 --seed 2")
-	@$(BIN)/python -m verification.torment $(ARGS)
+soak: $(STAMP)  ## as root: faults without end on hosts that are namespaces, and what was lost: docs/reports/soak.md (ARGS="--minutes 10 --seed 2")
+	@$(BIN)/python -m verification.soak $(ARGS)
+
+torment: soak  # the former name
 
 promises: $(STAMP)  ## deadlines under 10,000 random workloads and settings: no admitted job may be late (ARGS="--workloads 500")
 	@$(BIN)/python -m verification.promises $(ARGS)

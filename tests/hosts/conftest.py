@@ -17,7 +17,7 @@ sys.path.append(str(ROOT))
 
 if TYPE_CHECKING:
     from verification.hosts.lab import Lab
-    from verification.torment.stories import Story
+    from verification.soak.stories import Story
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def same_bits() -> Callable[..., None]:
 
 @pytest.fixture
 def make_story(make_lab: Callable[..., Lab], tmp_path: Path) -> Iterator[Callable[..., Story]]:
-    """A factory: `make_story(hosts, slots)`, a cluster on so many hosts (`verification.torment.stories`)."""
+    """A factory: `make_story(hosts, slots)`, a cluster on so many hosts (`verification.soak.stories`)."""
     from verification.hosts.links import Links
-    from verification.torment.stories import Story
+    from verification.soak.stories import Story
 
     with ExitStack() as stack:
 

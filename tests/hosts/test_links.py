@@ -1,4 +1,4 @@
-"""Network faults of `make torment`: links that are cut, slow or lossy in one direction, with all others intact."""
+"""Network faults of `make soak`: links that are cut, slow or lossy in one direction, with all others intact."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from verification.torment.stories import Story
+    from verification.soak.stories import Story
 
 pytestmark = pytest.mark.campaign
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +44,8 @@ def version_of(command: Sequence[str], pid: int) -> str:
 def test_hosts_are_upgraded_and_taken_back_while_jobs_of_both_versions_train(
     make_story: Callable[..., Story], before: Path, first: str
 ) -> None:
-    from verification.torment.cluster import What
-    from verification.torment.jobs import Kind
+    from verification.soak.cluster import What
+    from verification.soak.jobs import Kind
 
     daemons = [(What.AGENT, name) for name in ("h1", "h2", "h3")]
     daemons = [(What.CONTROLLER, "h1"), *daemons] if first == "controller" else [*daemons, (What.CONTROLLER, "h1")]
@@ -86,8 +86,8 @@ def test_a_job_whose_environment_is_upgraded_under_it_comes_to_its_end_with_the_
 
     Workers of two versions need not understand each other: the job may have to restart from its last checkpoint.
     """
-    from verification.torment.cluster import signal_process
-    from verification.torment.jobs import Kind
+    from verification.soak.cluster import signal_process
+    from verification.soak.jobs import Kind
 
     story = make_story(hosts=2, slots=2)
     present = before.parent.parent / "present"

@@ -1,4 +1,4 @@
-"""Faults between hosts: one minute of `make torment`, and single stories that it found or must show."""
+"""Faults between hosts: one minute of `make soak`, and single stories that it found or must show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from elasticd.protocol.messages import Cancel, Cancelled, EventKind
 
 if TYPE_CHECKING:
-    from verification.torment.stories import Story
+    from verification.soak.stories import Story
 
 pytestmark = pytest.mark.campaign
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,8 +26,8 @@ def test_a_job_goes_on_with_what_is_left_when_its_hosts_do_not_reach_each_other(
 ) -> None:
     """Both reach the controller: no server is lost, and messages from one to the other are dropped."""
     from verification.hosts.links import CUT
-    from verification.torment.faults import DATA
-    from verification.torment.jobs import Kind
+    from verification.soak.faults import DATA
+    from verification.soak.jobs import Kind
 
     story = make_story(hosts=2, slots=1)
     kind = Kind(epochs=60, virtual=2)
@@ -44,10 +44,10 @@ def test_a_job_goes_on_with_what_is_left_when_its_hosts_do_not_reach_each_other(
     assert job.view.restarts == 0, "it went on from memory"
 
 
-def test_a_sample_of_torment_loses_nothing(tmp_path: Path) -> None:
+def test_a_sample_of_soak_loses_nothing(tmp_path: Path) -> None:
     arguments = ["--minutes", "1", "--hosts", "3", "--jobs", "2", "--faults", "60", "--no-page", "--out", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "verification.torment", *arguments],
+        [sys.executable, "-m", "verification.soak", *arguments],
         cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     if done.returncode == 2:
@@ -61,8 +61,8 @@ def test_what_a_cut_off_job_saves_does_not_replace_what_its_successor_has_saved(
 ) -> None:
     """The only worker of a job is cut off from the controller, trains on, and ends before its successor does."""
     from verification.hosts.links import CUT
-    from verification.torment.faults import CONTROL
-    from verification.torment.jobs import Kind
+    from verification.soak.faults import CONTROL
+    from verification.soak.jobs import Kind
 
     story = make_story(hosts=2, slots=1)
     kind = Kind(epochs=60, virtual=2)

@@ -15,8 +15,8 @@ from benchmarks.pages import fill
 from .faults import Fault, Kind
 from .jobs import Job
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports" / "torment.md"
-BEGIN = "<!-- {name}: written by `make torment`, from here -->"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports" / "soak.md"
+BEGIN = "<!-- {name}: written by `make soak`, from here -->"
 END = "<!-- {name}: to here -->"
 COLUMNS = (
     "what", "how often", "jobs disturbed", "lost samples", "lost jobs", "bits that differ",

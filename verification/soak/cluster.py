@@ -84,7 +84,7 @@ class Cluster:
         members = [f"{self.lab.address(member)}:{CLIENTS_OF_ETCD}" for member in self.members]
         return {
             **({"name": name, "store": "etcd", "etcd": {"endpoints": members, "insecure": True}} if members else {}),
-            "cluster": "torment",
+            "cluster": "soak",
             "state_directory": str(self.disk(name) / "controller"),
             "keys_directory": str(self.directory / "keys"),
             "listen_clients": f"ipc://{self._socket(name)}",

@@ -1,4 +1,4 @@
-"""python -m verification.torment [--faults 2000] [--minutes 60] [--seed 1] [--hosts 4] [--out out/torment]
+"""python -m verification.soak [--faults 2000] [--minutes 60] [--seed 1] [--hosts 4] [--out out/soak]
 
 Fault injection on a real cluster. Hosts are namespaces of this machine, each with an agent, and a controller on the first; jobs
 train across them; faults strike one after the other, and several last at the same time (`faults`).
@@ -33,7 +33,7 @@ from ..hosts.lab import Lab, NotPermitted
 from ..hosts.links import Links
 from . import record
 from .cluster import READY_WITHIN_S, Cluster, all_there, wait_for
-from .faults import OF_MEMBERS, Fault, Kind, Tormentor
+from .faults import OF_MEMBERS, Fault, FaultInjector, Kind
 from .jobs import Job, Jobs
 
 APART_S = (0.3, 1.5)  # between two faults
@@ -41,7 +41,7 @@ CALM_S = 3.0  # after a fault that is to be alone
 LOOK_EVERY_S = 1.0
 TICK_S = 0.1
 OVER_WITHIN_S = 900.0  # for all jobs to end after the last fault
-PREFIX = "torment-"  # of a run's directory; the process number follows
+PREFIX = "soak-"  # of a run's directory; the process number follows
 LOG_BYTES = 200_000  # kept of each log when work was lost
 
 
@@ -80,7 +80,7 @@ class Prober(threading.Thread):
         )
 
 
-class Torment:
+class SoakTest:
     def __init__(
         self, cluster: Cluster, records: record.Records, seed: str, jobs_at_once: int, kinds: Sequence[Kind]
     ) -> None:
@@ -90,7 +90,7 @@ class Torment:
         self._desk = cluster.desk()
         self._prober = Prober(cluster)
         self.jobs = Jobs(cluster, self._desk, random.Random(f"{seed}/jobs"), jobs_at_once)
-        self._tormentor = Tormentor(cluster, self.jobs, self._rng, kinds)
+        self._injector = FaultInjector(cluster, self.jobs, self._rng, kinds)
         self._unsettled: list[Fault] = []
         self.count = 0
         self.troubles: list[str] = []
@@ -114,7 +114,7 @@ class Torment:
                 if self._prober.answered:  # otherwise the request would block this thread until its timeout
                     self.jobs.top_up()
                 look = time.monotonic() + LOOK_EVERY_S
-            if alone and (self._tormentor.lasting or self._unsettled):
+            if alone and (self._injector.lasting or self._unsettled):
                 due = now + CALM_S
             if now >= due and any(job.trains for job in self.jobs.open):
                 due = now + self._rng.uniform(*APART_S)
@@ -123,7 +123,7 @@ class Torment:
 
     def end(self) -> None:
         """Heal all faults, and wait until the jobs have ended."""
-        self._unsettled += self._tormentor.heal_all()
+        self._unsettled += self._injector.heal_all()
         tell("nothing breaks any more; the jobs that are left come to their end")
         deadline = time.monotonic() + OVER_WITHIN_S
         while (self.jobs.open or self._unsettled) and time.monotonic() < deadline:
@@ -141,14 +141,14 @@ class Torment:
         self._desk.close()
 
     def _strike(self) -> None:
-        fault = self._tormentor.strike()
+        fault = self._injector.strike()
         if fault is not None:
             self.count += 1
             names = ", ".join(job.name for job in fault.jobs) or "no job"
             tell(f"{self.count}: {fault.kind.value}: {fault.where} for {fault.lasts_s:.1f} s ({names})")
 
     def _heal(self) -> None:
-        self._unsettled += self._tormentor.heal_due()
+        self._unsettled += self._injector.heal_due()
 
     def _look(self) -> None:
         for job in self.jobs.look(ask=self._prober.answered):
@@ -185,7 +185,7 @@ def tell(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="make torment", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="make soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--faults", type=int, default=2000)
     parser.add_argument("--minutes", type=float, default=60.0, help="at most")
@@ -198,8 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--alone", action="store_true", help="never two faults at a time")
     parser.add_argument("--only", nargs="*", default=[], help="names of kinds, such as DATA_CUT")
     parser.add_argument("--fresh", action="store_true", help="forget the faults of earlier runs")
-    parser.add_argument("--no-page", action="store_true", help="leave docs/reports/torment.md as it is")
-    parser.add_argument("--out", type=Path, default=Path("out/torment"))
+    parser.add_argument("--no-page", action="store_true", help="leave docs/reports/soak.md as it is")
+    parser.add_argument("--out", type=Path, default=Path("out/soak"))
     options = parser.parse_args(arguments)
     without = OF_MEMBERS if options.controllers == 1 else ()
     kinds = [Kind[name] for name in options.only] or [kind for kind in Kind if kind not in without]
@@ -214,30 +214,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             with Lab(names, [directory]) as lab, Links(lab) as links:
                 cluster = Cluster(lab, links, directory, names[: options.controllers], options.slots, options.lease)
-                torment = Torment(cluster, records, options.seed, options.jobs, kinds)
+                soak = SoakTest(cluster, records, options.seed, options.jobs, kinds)
                 for number in (signal.SIGINT, signal.SIGTERM):
-                    signal.signal(number, lambda *_: torment.stopping.set())
+                    signal.signal(number, lambda *_: soak.stopping.set())
                 try:
-                    torment.open()
-                    torment.go_on(options.faults, options.minutes * 60, options.alone)
-                    torment.end()
+                    soak.open()
+                    soak.go_on(options.faults, options.minutes * 60, options.alone)
+                    soak.end()
                 except BaseException:
                     keep_logs(directory, options.out / f"logs-{records.run}")
                     raise
-                if torment.troubles:
+                if soak.troubles:
                     keep_logs(directory, options.out / f"logs-{records.run}")
         except NotPermitted as reason:
             print(reason, file=sys.stderr)
             return 2
     minutes = (time.monotonic() - began) / 60
     records.add(
-        record.Run(records.run, options.seed, minutes, options.hosts, options.controllers, torment.jobs.unanswered)
+        record.Run(records.run, options.seed, minutes, options.hosts, options.controllers, soak.jobs.unanswered)
     )
-    (options.out / "torment.json").write_bytes(record.as_json(records))
+    (options.out / "soak.json").write_bytes(record.as_json(records))
     if not options.no_page:
         record.write_page(records)
-    print(record.summary(records), record.table(records), *torment.troubles, sep="\n")
-    return int(bool(torment.troubles))
+    print(record.summary(records), record.table(records), *soak.troubles, sep="\n")
+    return int(bool(soak.troubles))
 
 
 def sweep(temporary: Path) -> None:

@@ -71,7 +71,7 @@ class Fault:
     healed_s: float | None = None
 
 
-class Tormentor:
+class FaultInjector:
     """Injects one fault at a time; several may last."""
 
     def __init__(self, cluster: Cluster, jobs: Jobs, rng: random.Random, kinds: Collection[Kind] = tuple(Kind)) -> None:
