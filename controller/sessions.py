@@ -168,7 +168,7 @@ class Doubt:
 class Health:
     """Failures of worker starts on a server, or on a GPU, since the last successful start (`health`)."""
 
-    failures: int = 0  # in a row, by the server's fault
+    failures: int = 0  # consecutive failed starts that count against the server
     until_s: float | None = None  # no start is tried before (Unix time)
     reason: str = ""
     suspected: bool = False  # the server is suspected to cause the scripts' exit codes

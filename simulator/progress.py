@@ -95,7 +95,7 @@ class Progress:
             self.refresh()
 
     def over(self) -> Ints:
-        """Return the places of the jobs that have ended by now."""
+        """Return the rows (`jobs`) of the jobs that have ended by now."""
         jobs = self._jobs
         if self._next_end_s > self.now:
             return jobs.running[:0]

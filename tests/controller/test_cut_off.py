@@ -33,7 +33,7 @@ def broken(servers: dict[str, int], low: int = 1) -> tuple[Any, str, list[str]]:
 
 
 def stand_apart(world: Any, members: list[str], apart: list[str]) -> None:
-    """All workers stand still; the leader, which is first, and the workers of `apart` do not hear each other."""
+    """Let all workers stand still, with the network cut between the leader (the first member) and the workers in `apart`."""
     generation = world.job(members[0].rpartition(".")[0]).record.committed
     for member in members:
         unheard = apart if member == members[0] else members[:1] if member in apart else []

@@ -128,7 +128,7 @@ def test_no_more_refused_agents_are_remembered_than_there_is_room_for(monkeypatc
     assert [agent for _, agent in world.machine.cluster.servers.refused] == ["s1-6", "s1-7", "s1-8"]
 
 
-def test_what_a_second_agent_says_renews_nobodys_lease_and_its_workers_are_nobody() -> None:
+def test_messages_of_a_second_agent_renew_no_lease() -> None:
     world = world_of()
     world.agents[S1].connected = False
     for _ in range(15):
@@ -138,7 +138,7 @@ def test_what_a_second_agent_says_renews_nobodys_lease_and_its_workers_are_nobod
     assert not world.machine.cluster.servers.sessions[S1].alive
 
 
-def test_a_server_that_was_installed_anew_joins_when_the_lease_of_its_old_self_has_run_out() -> None:
+def test_a_reinstalled_server_joins_when_the_lease_of_its_former_agent_has_expired() -> None:
     world = world_of()
     world.agents[S1].connected = False
     second = second_agent(world)

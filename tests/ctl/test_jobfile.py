@@ -292,7 +292,9 @@ def test_a_variable_that_shares_an_anchor_is_text_and_the_other_field_a_number(t
         ("env: {A: [1]}", "env.A: ['1'] is no text; put it in quotes".replace("'1'", "1")),
     ],
 )
-def test_what_stands_twice_or_has_no_text_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+def test_repeated_keys_and_values_that_are_no_text_are_refused_with_their_line(
+    tmp_path: Path, text: str, words: str
+) -> None:
     with pytest.raises(UserError) as refused:
         built(tmp_path, text)
     assert str(refused.value) == f"{tmp_path / 'job.yaml'}: {words}"

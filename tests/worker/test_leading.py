@@ -89,7 +89,7 @@ def test_what_the_leader_draws_before_the_step_shifts_nothing(scripts: Scripts, 
 
 
 @pytest.mark.parametrize(("before", "call"), DRAWS)
-def test_what_the_leader_may_draw_under_a_debugger_is_told_once_with_its_line(
+def test_random_draws_of_the_leader_are_reported_once_with_their_line(
     scripts: Scripts, tmp_path: Path, before: str, call: str
 ) -> None:
     (line,) = told(scripts, tmp_path, before)
@@ -107,7 +107,7 @@ def test_what_the_leader_may_draw_under_a_debugger_is_told_once_with_its_line(
         ("if run.is_leader:\n    print(sorted(str(each) for each in model.modules()))", "pass", 0.0),
     ],
 )
-def test_what_the_leader_does_without_an_effect_on_draws_is_not_told(
+def test_code_of_the_leader_without_an_effect_on_draws_is_not_reported(
     scripts: Scripts, tmp_path: Path, before: str, behind: str, dropout: float
 ) -> None:
     assert told(scripts, tmp_path, before, behind, dropout) == []
