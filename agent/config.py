@@ -80,7 +80,7 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Apart(enum.Enum):
-    """How strictly jobs are isolated from each other."""
+    """Strictness of the isolation of jobs from each other."""
 
     AUTO = "auto"  # where the agent has the rights for it
     REQUIRED = "required"  # otherwise the server gets no work
@@ -99,7 +99,7 @@ class IsolationOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class HealthOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How closely GPUs and disks are monitored."""
+    """Intervals and thresholds for monitoring GPUs and disks."""
 
     interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0
     probation_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60.0

@@ -168,7 +168,7 @@ Event = (
 
 
 class StopSignal(enum.Enum):
-    """How to end a worker."""
+    """Signal with which a worker is ended."""
 
     TERMINATE = "terminate"  # SIGTERM to its process group
     KILL = "kill"  # SIGKILL

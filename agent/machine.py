@@ -1,29 +1,30 @@
-"""What an agent does, purely: controller's words, workers' words and processes' ends in, messages and signals out.
+"""State machine of an agent. Pure: messages and process ends come in, messages and signals go out.
 
 Theory of operation
 -------------------
-The agent decides nothing about jobs. It starts and stops what it is told to, passes orders to the workers of their job, and
-tells the controller everything that changes. Both of its lines may lose messages, and it may itself be killed at any moment
-(cluster 1), so:
+The agent decides nothing about jobs. It starts and stops workers as the controller says, passes orders to the workers of their
+job, and reports every change to the controller. The connections to the controller and to the workers may lose messages, and the
+agent itself may be killed at any moment (cluster 1), so:
 
-* what the controller has missed is repeated: a worker's status with each heartbeat of the agent, a worker's end likewise
-  until the controller says that it is recorded. A status that tells of nothing but progress waits for that heartbeat;
-* what the agent has missed comes again after a hello (`session`);
-* a worker gets the newest order of its job when it first speaks, whenever its status names an older one, and now and then
-  as long as it has not committed it. Every local worker of the job gets it, also those that are no longer in the roster:
-  how else would they know;
-* a worker is started once, whatever is repeated: known are the running, the ended, and the lately forgotten. Its name is its
-  id with the `uid` of its job: a store that was lost may give a number to another job. One that is to be stopped and does not
-  run counts as ended from then on: its start may be on its way, and may not overtake the stop;
-* an end is kept until the controller has taken it in. Where that does not happen, no more workers are started after a while, and
-  what is only an answer to an order is told and not kept: so that table grows by what runs already, and no further;
-* a start whose answer has not come counts as a worker that runs: the file system of its checkpoints may hang. It is given
-  up after a while;
-* what is wrong with the server and its GPUs (`health`) is told at once when it changes, and with each heartbeat: the newest list
-  is the truth. No worker is started on a GPU that takes no new work, unless an operator trusts it;
-* a worker that has spoken and then says nothing for long (it was stopped, its control thread is wedged) is killed: its fellows
-  wait for it in every step. Only time in which this agent could have heard it counts, and one that is still starting is
-  given more: loading data may keep the interpreter from everything else.
+* *Reports are repeated.* A worker's newest status goes with the agent's heartbeats, and so does a worker's end, until the
+  controller has recorded it. A status that reports only progress waits for the next heartbeat.
+* *Messages that the agent has missed* come again after a hello (`session`).
+* *Orders.* A worker gets the newest order of its job when it first reports, whenever its status names an older order, and
+  repeatedly as long as it has not committed that order. Every local worker of the job gets the order, also a worker that is no
+  longer in the roster, since the order tells it so.
+* *A worker is started once*, however often the request is repeated: the agent knows the running workers, the ended ones, and
+  those that were forgotten lately. A worker's name is its id with the `uid` of its job, since a lost store may give the same
+  number to another job. A worker that is to be stopped and does not run counts as ended from then on: its start may still be on
+  its way, and must have no effect after the stop.
+* *Ends are kept* until the controller has recorded them. If the controller records none, the agent starts no more workers beyond
+  a limit, and an end that is only the answer to a request is reported and not kept. So the table of ends grows only by the
+  workers that run already.
+* *A start without a result* counts as a running worker, and is given up after a while: a file system that it uses may hang.
+* *Troubles* of the server and its GPUs (`health`) are reported at once when they change, and with each heartbeat. The newest list
+  replaces earlier ones. No worker is started on a GPU that takes no new work, unless an operator trusts that GPU.
+* *A silent worker* is killed: it has reported, and then sends nothing for long (it was stopped, or its control thread hangs). The
+  other workers of its job wait for it in every step. Only time in which this agent could have received a report counts. A worker
+  that is still starting has more time: loading data may block the interpreter.
 """
 
 from __future__ import annotations
@@ -115,41 +116,41 @@ MAX_FORGOTTEN = 4096
 LEAST_KEPT_ENDS, KEPT_ENDS_PER_GPU = (
     128,
     4,
-)  # that no controller has taken in: with so many, no worker is started any more
+)  # ends that no controller has recorded: with so many, no worker is started any more
 MAX_EXITS_PER_HEARTBEAT = 64
 MAX_REPORTS_PER_HEARTBEAT = 128
 
 
-_Name = tuple[str, WorkerId]  # of a worker, for ever: its job's uid, and its id
+_Name = tuple[str, WorkerId]  # unique name of a worker: its job's uid, and its id
 
 
 class Origin(enum.Enum):
-    """Where a worker's process comes from."""
+    """Origin of a worker's process."""
 
-    ASKED = "asked"  # this agent starts it: the answer has not come
-    STARTED = "started"  # this agent has started it
-    ADOPTED = "adopted"  # an agent before this one has
+    ASKED = "asked"  # this agent is starting the process; the result has not come yet
+    STARTED = "started"  # this agent has started the process
+    ADOPTED = "adopted"  # an earlier agent has started the process
 
 
 @dataclass
 class _Process:
-    """A worker's process that runs, or is being started."""
+    """A worker's process that runs, or is being started. Times are Unix times in seconds."""
 
     job: JobId
     uid: str  # of the job
     gpu: int
     origin: Origin
-    give_up_at: float = float("inf")  # the start, if it has not come about by then
+    give_up_at: float = float("inf")  # when to give up the start if it has no result by then
     status: WorkerStatus | None = None
-    unreported: bool = False  # its status has not been passed on
+    unreported: bool = False  # whether its status waits for the next heartbeat
     ordered_at: float = 0.0
     kill_at: float | None = None
-    gpus: tuple[int, ...] = ()  # where it has several; empty: `gpu` alone
-    suspend: Suspend | None = None  # it has been asked to end by itself; no signal yet
-    heard_at: float = 0.0  # later by as long as the agent was away since
-    hung: str = ""  # why it was killed for its silence
+    gpus: tuple[int, ...] = ()  # of a process with several GPUs; empty: `gpu` alone
+    suspend: Suspend | None = None  # the request to end by itself, if that was sent in place of a signal
+    heard_at: float = 0.0  # time of its last status, shifted by the agent's own absences since
+    hung: str = ""  # reason why it was killed for its silence; "": it was not
     use: WorkerUse | None = None  # at its last sample
-    samples: int = 0  # since its use was last reported
+    samples: int = 0  # number of samples since its use was last reported
 
 
 class AgentMachine:
@@ -165,12 +166,13 @@ class AgentMachine:
         troubles: tuple[Trouble, ...] = (),
         endpoints: int = 1,
     ) -> None:
-        """`incarnation`: new for each start. `identity`: as it is to be from now on; it is written down first of all.
-        `troubles`: of the server and its GPUs, as they are known at the start. `endpoints`: how many controllers it can ask."""
+        """`incarnation`: unique for each start of the agent. `worker_silence_s`: time after which a silent worker is killed.
+        `identity`: the agent's identity from now on, which is written to disk first. `troubles`: known troubles of the server and
+        its GPUs. `endpoints`: number of the controllers' addresses."""
         self._server = server
         self._incarnation = incarnation
         self._identity = identity or Identity()
-        self._write_again_at = float("inf")  # the identity
+        self._write_again_at = float("inf")  # when to write the identity again
         self._write_failed = False
         self._heartbeat_interval_s = heartbeat_interval_s
         self._fence = Fence(self._identity.term)
@@ -181,24 +183,24 @@ class AgentMachine:
         self._hellos = 0
         self._turned_at = 0.0
         self._running: dict[WorkerId, _Process] = {}
-        self._stuck: dict[WorkerId, _Process] = {}  # given up, while their starts have not come to an end
+        self._stuck: dict[WorkerId, _Process] = {}  # starts that were given up, and have no result yet
         self._exited: dict[_Name, WorkerExit] = {}
         self._forgotten: dict[_Name, None] = {}  # newest last, bounded
         self._orders: dict[JobId, Order] = {}  # newest of each job; bounded
 
     def generation_of(self, job: JobId) -> int | None:
-        """The newest that the controller has ordered for `job`, as far as it is known here."""
+        """Return the newest generation that the controller has ordered for `job`, as far as this agent knows; None: none."""
         order = self._orders.get(job)
         return order.roster.generation if order is not None else None
 
     @property
     def endpoint(self) -> int:
-        """The number of the controller's endpoint that is spoken to."""
+        """Number of the controller's endpoint in use."""
         return self._session.endpoint
 
     @property
     def phases(self) -> dict[str, int]:
-        """How many processes of workers there are, by the phase that they tell; who has told none is starting."""
+        """Numbers of workers' processes by their reported phase. A worker without a report counts as starting."""
         found = dict.fromkeys((phase.value for phase in WorkerPhase), 0)
         for process in self._running.values():
             phase = process.status.phase if process.status is not None else WorkerPhase.STARTING
@@ -207,17 +209,17 @@ class AgentMachine:
 
     @property
     def term(self) -> int:
-        """The highest of a controller's reign that has been heard of."""
+        """Highest term of a controller that this agent has heard of."""
         return self._fence.term
 
     @property
     def refused(self) -> int:
-        """Messages of controllers whose reigns were over, since the start."""
+        """Number of messages refused since the start, because the terms of their controllers were over."""
         return self._fence.refused
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many entries each of its tables has: whoever watches it can tell that none grows for ever."""
+        """Number of entries in each table, for a monitor to check that none grows without limit."""
         return {
             "processes": len(self._running),
             "starts that hang": len(self._stuck),
@@ -227,11 +229,11 @@ class AgentMachine:
         }
 
     def used_gpus(self) -> tuple[int, ...]:
-        """On which workers run, or are being started. Also for other threads."""
+        """Return the indices of GPUs on which workers run, or are being started. For any thread."""
         return tuple(index for process in list(self._running.values()) for index in (process.gpu, *process.gpus))
 
     def next_deadline(self) -> float | None:
-        """When `handle` wants a AgentTick (Unix time, s)."""
+        """Return when `handle` has to be called with AgentTick (Unix time, s); None before `Started`."""
         if not self._started:
             return None
         soonest, silence = min(self._session.deadline(), self._write_again_at), float("inf")
@@ -242,11 +244,13 @@ class AgentMachine:
         for process in self._stuck.values():
             if process.kill_at is not None:
                 soonest = min(soonest, process.kill_at)
-        watch = self._turned_at + WATCH_INTERVAL_S if silence < float("inf") else silence  # so that an absence is seen
+        watch = (
+            self._turned_at + WATCH_INTERVAL_S if silence < float("inf") else silence
+        )  # often, to notice own absences
         return min(soonest, silence, watch)
 
     def handle(self, now: float, event: Event) -> list[Action]:
-        """Take one fact. Raises InvalidTransition, with nothing changed, unless `Started` comes first and once."""
+        """Handle one fact. Raises InvalidTransition, with nothing changed, unless `Started` comes first and once."""
         if isinstance(event, Started) == self._started:
             raise InvalidTransition(
                 f"{type(event).__name__} to an agent that has {'' if self._started else 'not '}started"
@@ -303,8 +307,8 @@ class AgentMachine:
     # -- the controller
 
     def _check_term(self, now: float, message: ToAgentFromController, term: int) -> list[Action]:
-        """Only a controller whose reign is not over is obeyed. A higher term is written down before anything else is done."""
-        if isinstance(message, Standby):  # which orders nothing, and may know less than this agent
+        """Handle a message of a controller, unless its term is over. A higher term is written to disk before any other action."""
+        if isinstance(message, Standby):  # it requests nothing, and its controller may know less than this agent
             term = max(term, self._fence.term)
         verdict, news = self._fence.check(term), self._fence.news(now, term)
         told: list[Action] = [Warn(news)] if news else []
@@ -350,7 +354,7 @@ class AgentMachine:
                 return [TakeSnapshotPart(message)]
 
     def _on_acknowledged(self, now: float, message: Acknowledged) -> list[Action]:
-        """At the beginning of a session the agent learns which cluster it is a member of."""
+        """Handle an acknowledgement. At the beginning of a session it names the cluster to which the agent belongs."""
         if not self._of_this_session(message.session):
             incarnation, _, number = message.session.rpartition("/")
             if incarnation == self._incarnation and number.isdecimal():
@@ -370,7 +374,7 @@ class AgentMachine:
         return session in ("", session_name(self._incarnation, self._hellos))
 
     def _note_event(self, now: float, message: Acknowledged) -> None:
-        """How far the cluster's history is; it is written down once in a while."""
+        """Note the number of the cluster's newest event, which is written to disk at intervals."""
         if message.cluster == self._identity.cluster and message.newest_event > self._identity.newest_event:
             self._identity = msgspec.structs.replace(self._identity, newest_event=message.newest_event)
             self._write_again_at = min(self._write_again_at, now + EVENT_KEPT_S)
@@ -398,7 +402,7 @@ class AgentMachine:
         return [
             action
             for worker, process in self._running.items()
-            if process.job == order.job and process.status is not None  # the others get it when they first speak
+            if process.job == order.job and process.status is not None  # others get the order with their first report
             if process.uid == order.uid
             for action in self._pass_order(now, worker, process)
         ]
@@ -424,11 +428,11 @@ class AgentMachine:
 
     @property
     def _keeps_too_much(self) -> bool:
-        """Are there so many ends that nobody has taken in that no more may come about?"""
+        """Whether so many ends are not recorded by a controller that no more workers may be started."""
         return len(self._exited) >= max(LEAST_KEPT_ENDS, KEPT_ENDS_PER_GPU * len(self._server.gpus))
 
     def _refusal(self, start: StartWorker) -> str:
-        """Why this worker cannot be started here; empty: it can."""
+        """Return why this worker cannot be started here; "": it can."""
         wanted = {start.gpu, *start.gpus}
         if missing := wanted - {gpu.index for gpu in self._server.gpus}:
             return f"this server has no GPU {min(missing)}"
@@ -459,15 +463,16 @@ class AgentMachine:
         return self._kill(now, worker, stuck) if stuck is not None else []
 
     def _kill(self, now: float, worker: WorkerId, process: _Process) -> list[Action]:
-        """Kill it if it is time, and again later: it may be stuck in the kernel."""
+        """Kill a process if its time has come. It is killed again later, as it may be stuck in the kernel."""
         if process.kill_at is None or now < process.kill_at:
             return []
         process.kill_at = now + 1.0
         return [SignalProcess(worker, StopSignal.KILL)]
 
     def _give_up(self, worker: WorkerId) -> list[Action]:
-        """Its start takes too long. The job is told, and can begin elsewhere; its GPU here waits until it is known what comes of
-        the start."""
+        """Give up a start that takes too long. Its end is reported, so that the job can start elsewhere.
+
+        The GPU takes no other worker until the start has a result."""
         process = self._stuck[worker] = self._running.pop(worker)
         record = WorkerExit(
             job=process.job,
@@ -491,7 +496,7 @@ class AgentMachine:
         asked_before = process.kill_at is not None
         process.kill_at = kill_at if process.kill_at is None else min(process.kill_at, kill_at)
         phase = process.status.phase if process.status is not None else None
-        # One that is about to end is not interrupted in what its script does after the training.
+        # A worker that is about to end is not interrupted: its script may run code after the training.
         over = phase is not None and phase.over
         may_train = process.origin is Origin.ADOPTED if phase is None else phase.may_have_state
         if stop.save and not asked_before and (may_train or over):
@@ -505,9 +510,9 @@ class AgentMachine:
         return [SignalProcess(stop.worker, StopSignal.TERMINATE)]
 
     def _ask_anew(self, process: _Process, stop: StopWorker) -> list[Action]:
-        """One that has been asked to end by itself may be told that another one saves, or has saved.
+        """Update the request to a worker that was asked to end by itself: another worker saves, or has saved.
 
-        What has been saved stays so: a controller that has just started does not know whom it was told.
+        The number of a saved step never decreases: a controller that has just started may not know about that save.
         """
         before = process.suspend.saved if process.suspend is not None else None
         suspend = _suspend(stop)
@@ -519,13 +524,15 @@ class AgentMachine:
         return [SendWorker(stop.worker, suspend)]
 
     def _tell_that_it_is_gone(self, job: JobId, name: _Name, fault: Fault) -> list[Action]:
-        """The controller takes a worker for alive that does not run. Its start may still be on the line: it will be refused, for
-        the controller gives the GPU to another worker as soon as it hears this."""
+        """Report the end of a worker that does not run, although the controller takes it for alive.
+
+        Its start may still be on its way. It will be refused, since the controller gives the GPU to another worker as soon as it
+        receives this report."""
         record = self._exited.get(name)
         if record is None:
             reason = f"it does not run on server {self._server.server}"
             record = WorkerExit(job=job, worker=name[1], exit_code=None, reason=reason, fault=fault, uid=name[0])
-            if not self._keeps_too_much:  # else nothing is started meanwhile, and no start can overtake the stop
+            if not self._keeps_too_much:  # otherwise no worker is started, so no late start needs to be refused
                 self._forgotten.pop(name, None)
                 self._exited[name] = record
         return self._tell(record)
@@ -550,15 +557,15 @@ class AgentMachine:
             return []
         actions: list[Action] = [SendWorker(status.worker, StatusReceived(sequence=status.sequence))]
         if before is not None and status.sequence == before.sequence:
-            return actions  # what a number has said first stands, here as at the controller
+            return actions  # the first status of a number counts, here as at the controller
         process.status, process.heard_at = status, now
-        if process.suspend is not None:  # one that has been adopted may not have been within hearing
+        if process.suspend is not None:  # repeated, since an adopted worker may not have received it
             if status.phase.may_have_state:
                 actions.append(SendWorker(status.worker, process.suspend))
             elif not status.phase.over:
                 process.suspend = None
                 actions.append(SignalProcess(status.worker, StopSignal.TERMINATE))
-        # A preempted job has more time to save if its longest step has grown so much: the controller hears of that at once.
+        # A longer longest step gives a preempted job more time to save, so the controller gets it at once.
         process.unreported = (
             before is not None
             and _without_progress(status) == _without_progress(before)
@@ -575,7 +582,7 @@ class AgentMachine:
         return actions
 
     def _on_use(self, uses: tuple[WorkerUse, ...]) -> None:
-        """What workers use travels with a heartbeat, once in a few samples: it grows, so the newest one tells all."""
+        """Keep the workers' newest use for a heartbeat, once in a few samples. Use is cumulative: earlier samples can be lost."""
         for use in uses:
             process = self._running.get(use.worker)
             if process is not None and process.uid == use.uid:
@@ -653,7 +660,7 @@ class AgentMachine:
         )
 
     def _progress(self) -> tuple[WorkerReport, ...]:
-        """The statuses that have waited for this heartbeat. Of very many those that come first, and the others next time."""
+        """Return the statuses that have waited for this heartbeat, up to a limit; the others wait for the next one."""
         found: list[WorkerReport] = []
         for process in self._running.values():
             if process.unreported and process.status is not None and len(found) < MAX_REPORTS_PER_HEARTBEAT:
@@ -662,7 +669,7 @@ class AgentMachine:
         return tuple(found)
 
     def _used(self) -> tuple[WorkerUse, ...]:
-        """The use of the workers whose turn it is to be reported."""
+        """Return the use of workers that have had enough samples since their last report, up to a limit."""
         found: list[WorkerUse] = []
         for process in self._running.values():
             if (
@@ -675,14 +682,14 @@ class AgentMachine:
         return tuple(found)
 
     def _ends_to_repeat(self) -> list[WorkerExit]:
-        """Some of the ends that are not forgotten, each in its turn: there may be some that never will be."""
+        """Return some of the kept ends, each in its turn, since the controller may never record some of them."""
         names = list(self._exited)[:MAX_EXITS_PER_HEARTBEAT]
         for name in names:
             self._exited[name] = self._exited.pop(name)
         return [self._exited[name] for name in names]
 
     def _silence_allowed_s(self, process: _Process) -> float:
-        """Those at their end may be busy with the script's last lines, or with ending, and speak no more."""
+        """Return how long a worker may be silent. No limit before its first report, and at its end, when it sends no more."""
         phase = process.status.phase if process.status is not None else None
         if phase is None or phase.over or process.hung:
             return float("inf")
@@ -695,7 +702,7 @@ class AgentMachine:
             process.kill_at = now
 
     def _leave_out_absence(self, now: float) -> None:
-        """What workers say while the agent is away is heard only afterwards: that time is not their silence."""
+        """Do not count time in which this agent was stopped as a worker's silence: it handles their reports only afterwards."""
         away_s = now - self._turned_at
         self._turned_at = now
         if away_s >= AWAY_S:
@@ -733,26 +740,28 @@ class AgentMachine:
         return SendController(message, self._session.endpoint)
 
     def _tell(self, message: WorkerReport | WorkerExit) -> list[Action]:
-        """Tell the controller, unless it does not know this agent yet: then the hello tells it."""
+        """Report to the controller. Before a session has begun nothing is sent, since the hello will contain it."""
         return [self._say(message)] if self._session.incarnation is not None else []
 
 
 def _refused(start: StartWorker, reason: str, fault: Fault) -> WorkerExit:
-    """A worker that is not started."""
+    """Return the end of a worker that was not started."""
     return WorkerExit(
         job=start.job, worker=start.worker, exit_code=None, reason=reason, fault=fault, uid=start.uid, begun=False
     )
 
 
 def _newer(order: Order, kept: Order) -> bool:
-    """Whether `order` supersedes `kept`, an order of the same job: within a generation the line keeps the order of words."""
+    """Return whether `order` supersedes `kept`, an order of the same job.
+
+    Orders of one generation arrive in the order in which they were sent."""
     if order.generation != kept.generation:
         return order.generation > kept.generation or order.uid != kept.uid
     return order != kept and (bool(order.leader_address) or not kept.leader_address)
 
 
 def _without_progress(status: WorkerStatus) -> WorkerStatus:
-    """`status` with everything blanked that changes while a worker merely goes on."""
+    """Return `status` with fixed values for all fields that change in normal progress, to compare the others."""
     return msgspec.structs.replace(
         status,
         sequence=0,

@@ -262,7 +262,7 @@ def _same_device(a: Path, b: Path) -> bool:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What a GPU does. `busy`: part of the time since the last question in which it computed; None: unknown."""
+    """Use of a GPU. `busy`: part of the time since the last sample in which it computed; None: unknown."""
 
     busy: float | None = None
     used_bytes: int = 0  # of its memory; 0: unknown

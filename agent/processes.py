@@ -388,7 +388,7 @@ class Processes:
         return None
 
     def warn(self, worker: WorkerId) -> None:
-        """Have the shim of a running worker pass SIGUSR1 on. A shim of an earlier version would end by it, and gets none."""
+        """Let the shim of a running worker pass SIGUSR1 on. A shim of an earlier version gets no signal: it would end by it."""
         watched = self._watched.get(worker)
         if watched is not None and shim.handles(watched.pid, signal.SIGUSR1):
             log.info("is warned that its time is nearly up", extra=self._about(watched.record))
@@ -578,7 +578,7 @@ class Processes:
         self._left.clear()
 
     def _ask(self, job: JobId, uid: str, work: Callable[[], R], then: Callable[[R], None], holder: str) -> None:
-        """Do some work on the records of a job, in its turn."""
+        """Queue `work` on the records of a job, after earlier work on them; `then` receives its result."""
         self._tasks.submit(f"records {job}.{uid}", work, then, holder)
 
     def _ask_of_start(self, start: _Start, work: Callable[[], R], then: Callable[[R], None]) -> None:

@@ -1,26 +1,26 @@
-"""What this server offers, and how it is wired: an inventory of its GPUs as driver and kernel tell, or of CPU slots.
+"""Inventory of this server: its GPUs and their wiring, as driver and kernel report them, or its CPU slots.
 
 Theory of operation
 -------------------
-The inventory is made when the agent starts, and again when other GPUs, other instances or another driver answer
-(`inventory_refresh`). CPU slots are offered only where the configuration says so. Otherwise there are GPUs, and what is wrong
-with them is a *trouble* of the GPU or of the server: a driver that does not start, a GPU that does not answer or is not there any
-more. Such a GPU stays in the list with its number (`gpu_numbers`), so that nobody takes it for another.
+The inventory is made when the agent starts, and again when other GPUs, other MIG instances or another driver answer (`inventory_refresh`).
+CPU slots are offered only if the configuration has `cpu_slots`. Otherwise the server offers GPUs, and each defect is a *trouble*
+of a GPU or of the server: a driver that does not start, a GPU that does not answer or has disappeared. Such a GPU stays in the
+list with its number (`gpu_numbers`), so that no other GPU gets this number.
 
-A GPU's *place* (`model.GpuPlace`) is what the scheduler and the replication compare. NVML names the closest common ancestor of
-two GPUs in the PCIe tree; the GPUs with an ancestor no higher than a given level form groups (Elan IV builds its tree of workers
-from the same levels):
+The scheduler and the replication compare the *places* of GPUs (`model.GpuPlace`). NVML names the closest common ancestor of two
+GPUs in the PCIe tree. GPUs with an ancestor no higher than a given level form a group (Elan IV builds its tree of workers from
+the same levels):
 
     one board, one switch, several switches    -> one `switch`   (Elan's L1)
     a host bridge, a NUMA node                 -> one `socket`   (L2)
     the system                                 -> neither        (L3)
 
-NVML's "node" and "system" tell NUMA nodes apart. Where a socket has several of them, they count as sockets of their own: what
-lies between them is shared as well. Where the driver does not say what two GPUs share, their paths in the kernel's tree of PCI
-devices do. If not all pairs have an answer, the NUMA node of each GPU stands for its socket.
+NVML's levels "node" and "system" distinguish NUMA nodes. If a socket has several NUMA nodes, each counts as a socket of its own,
+since the link between them is shared as well. If the driver does not report the ancestor of two GPUs, it follows from their paths
+in the kernel's tree of PCI devices. If some pair still has no answer, the NUMA node of each GPU stands for its socket.
 
-The *wiring* (`model.Wiring`) is the rest, for people: addresses, switches, speeds, network cards. Whatever does not answer is
-unknown, and never an error.
+The *wiring* (`model.Wiring`) has the other facts, for display: addresses, switches, speeds, network cards. A value that cannot be
+read is unknown, and never an error.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ SYSFS = Path("/sys")
 ALL = VisibleGpus({})
 NODES = "devices/system/node"
 ANSWERED_WITHIN_S = (
-    60.0  # by the driver, to all questions together: with persistence mode off it initialises each GPU first
+    60.0  # for all queries of the driver together: with persistence mode off it initializes each GPU first
 )
 HANGS = f"it has not answered within {ANSWERED_WITHIN_S:.0f} s"
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a server offers, and what is wrong with that."""
+    """GPUs or CPU slots of a server, their wiring, and their troubles."""
 
     gpus: tuple[Gpu, ...]
     troubles: tuple[Trouble, ...] = ()
     wiring: Wiring = field(default_factory=Wiring)
-    cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # near a GPU, by its index
-    nodes: Nodes = field(default_factory=dict)  # device files of a GPU, by its index
-    counted: Counted | None = None  # what answered then; None: no driver, or nobody asked
+    cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # processors near each GPU, by its index
+    nodes: Nodes = field(default_factory=dict)  # device files of each GPU, by its index
+    counted: Counted | None = None  # devices that answered the driver's queries; None: no driver, or CPU slots
 
 
 def interface_of(address: str) -> str:
-    """The network interface of this server that has this IP address; "": none has."""
+    """Return the name of this server's network interface with this IP address; "": there is none."""
     try:
         wanted = ipaddress.ip_address(address)
     except ValueError:
@@ -86,7 +86,7 @@ def interface_of(address: str) -> str:
         for each in owned:
             try:
                 found = ipaddress.ip_address(each.address.partition("%")[0])
-            except ValueError:  # of hardware
+            except ValueError:  # a hardware address
                 continue
             if found == wanted:
                 return name
@@ -102,11 +102,10 @@ def discover(
     root: Path = SYSFS,
     visible: VisibleGpus = ALL,
 ) -> Inventory:
-    """CPU slots if so many are given, or else the GPUs by the numbers that `state` keeps.
+    """Return the inventory: `cpu_slots` CPU slots, or else the GPUs with their numbers, which are kept in the directory `state`.
 
-    `kind`: what workers on these GPUs compute on. `library`: NVML's, if the system does not find it. `root`: of sysfs.
-    `visible`: which of the GPUs are offered.
-    Raises OperatorError if the record of numbers cannot be used.
+    `kind`: device type on which workers of these GPUs compute. `library`: path of NVML, if the system does not find it.
+    `root`: of sysfs. `visible`: the GPUs to offer. Raises OperatorError if the record of numbers cannot be used.
     """
     plugged = Wiring(nics=sysfs.nics(root), adapters=adapters(root))
     if cpu_slots is not None:
@@ -145,13 +144,13 @@ def discover(
 
 
 def _nodes(card: Card, root: Path) -> tuple[tuple[int, int], ...]:
-    """The device files that are this GPU's alone. Empty: they are not told."""
+    """Return the device files that belong to this GPU alone; none if they are unknown."""
     drawn = root / "bus/pci/devices" / card.pci / "drm" if card.pci else None
     return () if card.minor is None else ((NVIDIA, card.minor), *(sysfs.nodes(drawn) if drawn is not None else ()))
 
 
 def _asked(library: str | None) -> DriverReport:
-    """What the driver tells. Raises DriverFailed, also if it hangs: then a thread stays behind that waits for it."""
+    """Return the driver's report. Raises DriverFailed, also if the driver hangs: then a thread that waits for it stays behind."""
     answers: list[DriverReport | Exception] = []
 
     def question() -> None:
@@ -175,7 +174,7 @@ def _asked(library: str | None) -> DriverReport:
 
 
 def no_driver(error: DriverFailed, now_s: float) -> Trouble:
-    """Of a server without a working driver."""
+    """Return the trouble of a server without a working driver."""
     if error.absent:
         text = f"no NVIDIA driver ({error}): install it, or set cpu_slots in the agent's configuration and restart the agent"
         code = "no-driver"
@@ -204,7 +203,7 @@ def _troubles(bound: gpu_numbers.Bound, now_s: float, limited: bool) -> Iterable
 
 
 def _silent(number: int, card: Card | None, now_s: float) -> Trouble:
-    """In words that are the same for all GPUs that fail so: they are told together."""
+    """Return the trouble of a GPU that does not answer. Its text has no number, so that equal troubles can be shown together."""
     mend = "restart the server; if it stays so, look at its seat, its power and `dmesg`"
     if card is None:
         code, what = "gpu-missing", "is not counted by the driver any more"
@@ -222,13 +221,13 @@ def _silent(number: int, card: Card | None, now_s: float) -> Trouble:
 
 
 def cpu(slots: int, root: Path = SYSFS) -> tuple[Gpu, ...]:
-    """`slots` places for workers that compute on the CPU."""
+    """Return `slots` CPU slots, for workers that compute on the CPU."""
     place = GpuPlace(socket=only_node(root / NODES))
     return tuple(Gpu(index=index, kind=GpuKind.CPU, name="CPU slot", place=place) for index in range(slots))
 
 
 def only_node(nodes: Path) -> int | None:
-    """The NUMA node, if there is just one. A CPU slot is not bound to cores, so among several nodes it has none."""
+    """Return the number of the only NUMA node; None if there are several, as a CPU slot is not bound to cores."""
     found = [int(path.name.removeprefix("node")) for path in sorted(nodes.glob("node[0-9]*"))]
     return found[0] if len(found) == 1 else None
 
@@ -265,7 +264,7 @@ def _wiring(
 
 
 def _peers(card: Card, direct: Mapping[tuple[int, int], bool], cards: Mapping[int, Card]) -> tuple[int, ...] | None:
-    """Parts of a GPU that is divided reach nobody directly."""
+    """Return the numbers of GPUs that a GPU reaches directly; none for a MIG instance; None: unknown."""
     if not card.uuid or not any(card.index in pair for pair in direct):
         return None
     return tuple(
@@ -278,7 +277,7 @@ def _peers(card: Card, direct: Mapping[tuple[int, int], bool], cards: Mapping[in
 
 
 def ranges(cpus: Sequence[int]) -> str:
-    """As the kernel writes a list: "0-15,64-79"."""
+    """Return processors in the kernel's format for lists: "0-15,64-79"."""
     parts: list[list[int]] = []
     for each in cpus:
         if parts and parts[-1][1] == each - 1:
@@ -289,7 +288,7 @@ def ranges(cpus: Sequence[int]) -> str:
 
 
 def _nvlinks(card: Card, cards: Mapping[int, Card]) -> tuple[NvLinks, ...]:
-    """By what is at their other ends. A GPU that does not answer, or that is divided, is at none."""
+    """Return a GPU's NVLinks by the peers at their other ends. A MIG instance, or a GPU that does not answer, is no peer."""
     numbers_at = {each.pci: number for number, each in cards.items() if each.pci and not each.parent}
     counts: dict[int | None, int] = {}
     for end in card.links:
@@ -304,7 +303,7 @@ def _nvlinks(card: Card, cards: Mapping[int, Card]) -> tuple[NvLinks, ...]:
 
 
 def _places(cards: Mapping[int, Card], levels: Levels, paths: Mapping[str, tuple[str, ...]]) -> dict[int, GpuPlace]:
-    """By number, for all that answer; of the others nothing is known."""
+    """Return the places of the GPUs by their numbers. The place of a GPU that does not answer is unknown."""
     answering = {number: card for number, card in sorted(cards.items()) if card.uuid}
     found: dict[tuple[int, int], int] = {}
     for a, first in answering.items():
@@ -326,7 +325,7 @@ def _level(a: Card, b: Card, levels: Levels, paths: Mapping[str, tuple[str, ...]
 
 
 def path_level(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b: int | None) -> int | None:
-    """NVML's level for two devices with these PCI devices above them; None: it is not known."""
+    """Return NVML's level of the common ancestor of two devices with these PCI devices above them; None: unknown."""
     if not a or not b:
         return None
     same = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -355,7 +354,9 @@ def places(
 
 
 def _groups(gpus: tuple[int, ...], levels: Levels, most: int) -> dict[int, int]:
-    """The lowest GPU of each one's group: those with a common ancestor at level `most` or below. Without those unheard of."""
+    """Return for each GPU the lowest GPU of its group, in which ancestors are at level `most` or below.
+
+    GPUs without a known level are left out."""
     group: dict[int, int] = {}
     for gpu in gpus:
         known = {b if a == gpu else a: level for (a, b), level in levels.items() if gpu in (a, b)}
@@ -365,7 +366,7 @@ def _groups(gpus: tuple[int, ...], levels: Levels, most: int) -> dict[int, int]:
 
 
 def _reached(number: int, cards: Mapping[int, Card]) -> tuple[int, ...]:
-    """The GPUs that NVLink reaches. All that have a link to an NVSwitch reach each other."""
+    """Return the GPUs that NVLink reaches. All GPUs with a link to an NVSwitch reach each other."""
     own = _nvlinks(cards[number], cards)
     peers = {links.peer for links in own if links.peer is not None}
     if any(links.peer is None for links in own):

@@ -89,8 +89,9 @@ class NvLinks(Value, frozen=True, kw_only=True):
 
 
 class GpuWiring(Value, frozen=True, kw_only=True):
-    """How a GPU is plugged in, as far as driver and kernel report it: for display and diagnosis; `GpuPlace` serves
-    decisions.
+    """Connections of a GPU in its server, as driver and kernel report them: for display and diagnosis.
+
+    Decisions use `GpuPlace`.
     """
 
     index: int
@@ -114,7 +115,7 @@ class Nic(Value, frozen=True, kw_only=True):
     pci: str = ""
     above: tuple[str, ...] = ()
     node: int | None = None
-    bytes_per_s: float = 0.0  # in one direction; 0: not told, or no cable
+    bytes_per_s: float = 0.0  # in one direction; 0: unknown, or no cable
 
 
 class Adapter(Value, frozen=True, kw_only=True):
@@ -127,12 +128,12 @@ class Adapter(Value, frozen=True, kw_only=True):
 
 
 class Wiring(Value, frozen=True, kw_only=True):
-    """What hangs where in a server."""
+    """Connections of a server's GPUs, network cards and adapters."""
 
     gpus: tuple[GpuWiring, ...] = ()
     nics: tuple[Nic, ...] = ()
     driver: str = ""  # version of the GPUs' driver
-    adapters: tuple[Adapter, ...] | None = None  # None: an earlier agent, which does not tell
+    adapters: tuple[Adapter, ...] | None = None  # None: an earlier version of the agent, which does not report them
 
 
 class Severity(enum.Enum):
@@ -202,15 +203,16 @@ class Storage(Value, frozen=True, kw_only=True):
 
 
 class Allocatable(Value, frozen=True, kw_only=True):
-    """Cores and memory that a server has for its jobs, and the most that one worker may ask for there; 0: as much as there
-    is.
+    """Cores and memory that a server has for its jobs, and the most that one worker may request there.
+
+    0: everything that the server has.
     """
 
     cpus: float
     memory_bytes: int
     worker_cpus: float = 0.0
     worker_memory_bytes: int = 0
-    unheld: str = ""  # why no worker can be held to what it has asked for; "": workers can be
+    unheld: str = ""  # why a worker's requested limits cannot be enforced; "": they can be
 
 
 class Server(Value, frozen=True, kw_only=True):
@@ -225,7 +227,7 @@ class Server(Value, frozen=True, kw_only=True):
     rack: str = ""  # from the agent's configuration: servers of one rack share a network switch; "": unknown
     wiring: Wiring = Wiring()
     checkpoints: Storage | None = None  # None: unknown
-    allocatable: Allocatable | None = None  # None: an earlier agent, which enforces no limits that jobs ask for
+    allocatable: Allocatable | None = None  # None: an earlier version of the agent, which enforces no limits of jobs
 
 
 class GpuRange(Value, frozen=True, kw_only=True):
@@ -329,7 +331,7 @@ class After(Value, frozen=True, kw_only=True):
     """A job that has to be over before another one starts."""
 
     job: JobId  # in a client's request also a name
-    any: bool = False  # whatever becomes of it; otherwise it must finish
+    any: bool = False  # however that job ends; otherwise it must finish
 
 
 class ArrayElement(Value, frozen=True, kw_only=True):
@@ -338,19 +340,19 @@ class ArrayElement(Value, frozen=True, kw_only=True):
     array: str  # random; the same for all jobs of the array
     name: str  # of the array
     index: int
-    text: str  # the indices and the limit as they were given: 0-99%8
-    size: int  # number of its jobs
-    most: int | None = None  # so many of them may have GPUs at a time; None: all
-    values: dict[str, str] = {}  # of a sweep
+    text: str  # the indices and the limit as the user gave them: 0-99%8
+    size: int  # number of jobs in the array
+    most: int | None = None  # greatest number of them that may have GPUs at a time; None: all
+    values: dict[str, str] = {}  # values of a sweep's parameters for this job, by name
 
 
 class BatchChange(Value, frozen=True, kw_only=True):
     """A change of a job's batch size while it trains (Elan III)."""
 
     step: int  # the first step with this factor
-    factor: int  # the batch is so many times that of the job without scaling
-    rate: float = 1.0  # what the learning rate is multiplied by, in the end
-    ramp: int = 0  # steps in which it gets there, linearly
+    factor: int  # size of the batch, relative to that of the job without scaling
+    rate: float = 1.0  # factor of the learning rate, at the end of the ramp
+    ramp: int = 0  # number of steps in which the factor of the learning rate changes linearly to `rate`
 
 
 class Scaling(Value, frozen=True, kw_only=True):
@@ -359,36 +361,36 @@ class Scaling(Value, frozen=True, kw_only=True):
     hybrid: bool = False  # the cluster may let the batch grow; otherwise the script alone
     max_factor: int = DEFAULT_MAX_FACTOR
     ramp_steps: int = DEFAULT_RAMP_STEPS
-    replay: tuple[BatchChange, ...] | None = None  # these changes take place, and no others
+    replay: tuple[BatchChange, ...] | None = None  # exactly these changes take place; None: no replay
 
     @property
     def greatest(self) -> int:
-        """The greatest factor that the job can have."""
+        """Return the greatest factor that the job can have."""
         return max([change.factor for change in self.replay or ()], default=self.max_factor)
 
 
 class Notify(enum.Enum):
     """Events of a job of which its user is notified, by the operator's channels."""
 
-    START = "start"  # it trains, or its command runs; also after a pause
-    END = "end"  # however it ends
+    START = "start"  # the job trains, or its command runs; also after a pause
+    END = "end"  # the job has ended, however
     FAIL = "fail"
-    PROMISE = "promise"  # its deadline is endangered, or missed
-    IDLE = "idle"  # its GPUs do nothing, or were taken back for that
+    PROMISE = "promise"  # the job's deadline is endangered, or missed
+    IDLE = "idle"  # the job's GPUs are idle, or were taken away for that
 
 
 class Idle(Value, frozen=True, kw_only=True):
     """Rules for a job with idle GPUs: for how long (s) they have been idle before each act; None: never."""
 
     warn_s: float | None = None  # an event and a notice for the user
-    shrink_s: float | None = None  # the job has its least number of GPUs, until they do something again
+    shrink_s: float | None = None  # the job shrinks to its least number of GPUs, until they compute again
     suspend_s: float | None = None  # the job is paused, with its state saved
 
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.warn_s, self.shrink_s, self.suspend_s))
 
     def and_(self, other: Idle) -> Idle:
-        """Return the earlier of both times for each."""
+        """Return for each act the earlier of both times."""
 
         def sooner(a: float | None, b: float | None) -> float | None:
             return min((each for each in (a, b) if each is not None), default=None)
@@ -417,7 +419,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     deadline: Deadline | None = None  # None: as early as possible
     checkpoint: CheckpointSpec = CheckpointSpec()
     determinism: Determinism = Determinism.ELASTIC
-    # Steps; in one of so many steps every element of the workers' states is compared
+    # Period of comparisons in steps: in each period every element of the workers' states is compared once
     compare_every: int = COMPARE_EVERY
     on_divergence: OnDivergence = OnDivergence.REPLACE
     sharding: Sharding = Sharding.NONE
@@ -441,7 +443,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     after: tuple[After, ...] = ()  # the job starts when these are over
     array: ArrayElement | None = None  # None: the job is not of an array
     time_limit_s: float | None = None  # the job ends when it has run for so long, waiting not counted; None: no limit
-    warn_s: float | None = None  # so long before that its processes get SIGUSR1; None: not
+    warn_s: float | None = None  # time before that limit at which its processes get SIGUSR1; None: never
     notify: tuple[Notify, ...] = ()
     idle: Idle = NEVER_IDLE  # the earlier of these times and the operator's count
     # Until a worker of the job has called `elastic.join()`:

@@ -24,7 +24,7 @@ class Terminal(Value, frozen=True, kw_only=True):
 
 
 class Input(Value, frozen=True, kw_only=True):
-    """What a client gives to a command, and what it has received."""
+    """Input of a client to a command, and the amount of output that the client has received."""
 
     data: bytes = b""
     offset: int = 0
@@ -40,7 +40,7 @@ class Chunk(Value, frozen=True, kw_only=True):
 
 
 class Output(Value, frozen=True, kw_only=True):
-    """What a command has written. `exit_code`: it has ended, and these are its last chunks; 128 + N: killed by signal N."""
+    """Output of a command. `exit_code`: set with the last chunks, when the command has ended; 128 + N: killed by signal N."""
 
     offset: int = 0
     taken: int = 0

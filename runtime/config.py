@@ -75,7 +75,7 @@ def load_yaml(path: Path, kind: type[ElasticError] = OperatorError, look: Look |
 
 
 def parse_yaml(text: str, path: str, kind: type[ElasticError] = OperatorError, look: Look | None = None) -> object:
-    """Do the same for a file's text. Short texts that expand to many values (aliases) or nest deeply are refused."""
+    """Return the document in a file's text, as `load_yaml`. Refuses short texts that expand to many values or nest deeply."""
     if len(text) > MOST_CHARACTERS:
         raise kind(f"{path}: is longer than {MOST_CHARACTERS} characters")
     try:
@@ -194,7 +194,7 @@ def _composed(text: str) -> yaml.Node | None:
 
 
 def repeated(document: yaml.Node | None) -> Iterator[tuple[int, str]]:
-    """Do the same for a parsed document."""
+    """Yield the line of each name that occurs twice in one mapping of a parsed document, and the name."""
     nodes, known = [("", document)], set[int]()
     while nodes:
         at, node = nodes.pop()

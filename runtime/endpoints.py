@@ -17,7 +17,7 @@ def split(told: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def endpoints(told: str | Sequence[str]) -> tuple[str, ...]:
-    """Do the same, checked. Raises OperatorError for no address, too many, an invalid one or a repeated one."""
+    """Return the addresses as `split`. Raises OperatorError for no address, too many, an invalid one or a repeated one."""
     found = split(told)
     if not found:
         raise OperatorError("no address is named: tcp://HOST:PORT or ipc:///PATH, or several of them")

@@ -53,8 +53,9 @@ class Loop:
         self._poller.register(socket, zmq.POLLIN)
 
     def add_frames(self, socket: zmq.Socket[bytes], handler: Callable[[list[zmq.Frame]], None]) -> None:
-        """Do the same with ZeroMQ's frames, which carry the proof of the connection. `handler` only queues messages for a
-        backlog, so a turn takes in far more of them (MAX_TAKEN_IN_PER_TURN)."""
+        """Call `handler(frames)` for each message of `socket`, with ZeroMQ's frames, which carry the proof of the connection.
+
+        `handler` only queues messages for a backlog, so a turn takes in far more of them (MAX_TAKEN_IN_PER_TURN)."""
         self._frames[socket] = handler
         self._poller.register(socket, zmq.POLLIN)
 

@@ -68,7 +68,9 @@ def storage_of(path: Path, proc: Path = Path("/proc")) -> Storage:
 
 
 def told_within(path: Path, limit_s: float) -> Storage:
-    """Do the same within `limit_s` seconds; on a hanging file system the kind is "", and a thread keeps waiting for it."""
+    """Return the result of `storage_of` within `limit_s` seconds.
+
+    If the file system hangs, the kind is "", and a thread keeps waiting for it."""
     found: list[Storage] = []
 
     def look() -> None:

@@ -73,7 +73,7 @@ def find(prelude: str) -> str:
 
 
 def named(prelude: str) -> str:
-    """Do the same in a child process; "" where that finds no module, fails or exceeds WITHIN_S."""
+    """Return the result of `find` in a child process; "" if it finds no module, fails or takes longer than WITHIN_S."""
     command = [sys.executable, "-m", __name__, prelude]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)

@@ -76,7 +76,7 @@ def unfit() -> str | None:
 
 
 def load(prelude: str) -> types.ModuleType:
-    """Do `import_prelude`, at low priority where the priority can be raised again."""
+    """Call `import_prelude`, at low priority if the priority can be raised again."""
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     before = os.getpriority(os.PRIO_PROCESS, 0)
     if _may_return_to(before):

@@ -45,7 +45,7 @@ class LocalWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerUse(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a worker has used since its agent first sampled it, and for how long its GPUs have done nothing."""
+    """Use of a worker since its agent's first sample, and for how long (s) its GPUs have been idle."""
 
     worker: WorkerId
     uid: str  # of the job

@@ -154,7 +154,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Withholding(enum.Enum):
-    """How a user keeps a job from running."""
+    """Ways in which a user keeps a job from running."""
 
     PAUSE = "pause"  # the job saves its state and gives its GPUs back
     HOLD = "hold"  # the job does not start; a running one goes on while it has GPUs
