@@ -93,7 +93,7 @@ class _Away:
     memory: bool = False  # the last machine holds exactly the recorded state, as far as read-only requests show it
 
     def by_clock_set(self, by_s: float) -> _Away:
-        """The same by a clock that was set forward by so much (back: less than 0)."""
+        """Return the same times by a clock that was set forward by `by_s` seconds (back: less than 0)."""
         return replace(self, since_s=self.since_s + by_s, probe_s=self.probe_s + by_s)
 
 
@@ -154,7 +154,7 @@ class Turn:
 
     @property
     def clock_recorded(self) -> bool:
-        """Is what the store holds by the clock as it is now? False: it was set since, or that is not known."""
+        """Whether the times in the store are by the present clock. False: the clock was set since, or may have been."""
         return self._set_s == 0 and self._clock_in_doubt is None
 
     @property

@@ -82,7 +82,7 @@ def _back(job: str) -> str:
 
 @contextlib.contextmanager
 def _interruptible(job: str) -> Iterator[None]:
-    """At the first Ctrl-C tell that the job goes on; the second one raises KeyboardInterrupt."""
+    """Handle Ctrl-C in this context: the first one prints that the job goes on, the second one raises KeyboardInterrupt."""
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

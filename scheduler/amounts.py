@@ -56,7 +56,7 @@ def cores_text(millicores: int) -> str:
 
 @dataclass(frozen=True)
 class Need:
-    """What the workers of a job ask for. `whole`: one worker has all of the job's GPUs on its server."""
+    """Cores and memory that each worker of a job requests. `whole`: one worker has all of the job's GPUs on its server."""
 
     each: Amounts = Amounts()
     whole: bool = False
@@ -70,7 +70,7 @@ class Need:
         return bool(self.each)
 
     def of_gpus(self, gpus: int) -> Amounts:
-        """Return what so many GPUs on one server take."""
+        """Return the cores and memory of the workers that have `gpus` GPUs on one server."""
         return self.each * (min(gpus, 1) if self.whole else gpus)
 
 
@@ -79,11 +79,11 @@ NO_NEED = Need()
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a server has for workers that ask. `worker`: the most for one of them, by its operator's limits; 0: any."""
+    """Cores and memory of a server for workers that request some. `worker`: the operator's limits for one worker; 0: none."""
 
     left: Amounts
     worker: Amounts = Amounts()
-    unheld: str = ""  # why its agent cannot hold a worker to what it has asked for; "": it can
+    unheld: str = ""  # why its agent cannot enforce a worker's limits; "": it can
 
     @classmethod
     def of(cls, server: Server) -> Capacity:

@@ -32,7 +32,7 @@ from .packing import rounded_down
 
 @dataclass(frozen=True)
 class Measuring:
-    """How jobs are measured. Without `way_down` they are measured only with the shares that the policy gives them."""
+    """Rules for measuring jobs. Without `way_down` they are measured only with the shares that the policy gives them."""
 
     way_down: bool = True
     steps: int = 20  # with each share; the result is their median

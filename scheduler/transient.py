@@ -48,10 +48,10 @@ _NONE = (0,) * len(EDGES_S)
 
 @dataclass(frozen=True)
 class Idle:
-    """What is known of one server. GPUs are indices on it.
+    """Idle times of one server's GPUs. GPUs are indices on the server.
 
-    `counts`: idle times that are over, by bin. `borrowed`: GPUs that borrowers have. `since_s`: when borrowers have given
-    others back (Unix time).
+    `counts`: numbers of idle times that are over, by bin. `borrowed`: GPUs that borrowers have. `since_s`: when borrowers
+    have given the other GPUs back (Unix time).
     """
 
     counts: tuple[int, ...] = _NONE
@@ -59,7 +59,7 @@ class Idle:
     since_s: Mapping[int, float] = field(default_factory=dict)
 
     def seen(self, now: float, borrowed: frozenset[int]) -> Idle:
-        """Return what is known when borrowers have these GPUs. GPUs that come and go together count as one."""
+        """Return the idle times after borrowers have come to have these GPUs. GPUs that come and go together count as one."""
         if borrowed == self.borrowed:
             return self
         ended = {self.since_s[gpu] for gpu in borrowed if gpu in self.since_s}

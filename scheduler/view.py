@@ -407,7 +407,7 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def needs(self) -> Mapping[int, Need]:
-        """What the workers of each job ask for, by row in ascending order, of the jobs that ask for anything."""
+        """Cores and memory that the workers of each job request, by row in ascending order; only jobs that request any."""
         codes = [code for code, limit in enumerate(self.limits) if limit.demand.need]
         if not codes or self.limit_of is None:
             return {}

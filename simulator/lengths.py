@@ -22,7 +22,7 @@ from ..scheduler.arrays import Floats
 
 @dataclass(frozen=True)
 class Convergence:
-    """How far an application has to train."""
+    """Length of an application's training."""
 
     iterations: float  # with the batch `batch`
     batch: float

@@ -52,7 +52,7 @@ NO_GROUP = (
 
 @dataclass(frozen=True)
 class Process:
-    """How this process was started."""
+    """Facts about the start of this process."""
 
     pid: int
     name: str = "MainProcess"  # name in `multiprocessing`

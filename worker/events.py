@@ -32,7 +32,7 @@ from .transfer_plan import Transfer
 
 
 class Whole(enum.IntEnum):
-    """For what the whole of a divided optimizer state is wanted on some workers after a step. The greatest wish counts."""
+    """Purpose for which some workers need the whole of a divided optimizer state after a step. The greatest value counts."""
 
     NOT = 0
     TO_SAVE = 1

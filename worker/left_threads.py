@@ -31,7 +31,7 @@ OBEYS_WITHIN_S = 5.0  # time that a thread has to end after SystemExit
 
 @dataclass(frozen=True)
 class Patience:
-    """How long remaining threads are waited for, in seconds from the end of the script. 0 < told_after_s < limit_s."""
+    """Limits of the wait for remaining threads, in seconds from the end of the script. 0 < told_after_s < limit_s."""
 
     told_after_s: float
     limit_s: float

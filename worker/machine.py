@@ -123,11 +123,11 @@ class WorkerMachine:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many entries each of its tables has: whoever watches it can tell that none grows for ever."""
+        """Number of entries in each table, for a monitor to check that none grows without limit."""
         return {**self._membership.sizes, "communicators being built": len(self._builds)}
 
     def next_deadline(self) -> float:
-        """When `WorkerTick` is wanted (Unix time, s)."""
+        """Return when `handle` has to be called with `WorkerTick` (Unix time, s)."""
         soonest = self._reporting.deadline
         for deadline in (self._membership.next_deadline(), self._builds.deadline(), self._training.deadline()):
             if deadline is not None and deadline < soonest:

@@ -131,8 +131,9 @@ def own_modules(directories: tuple[str, ...], apart: Mapping[str, Any]) -> dict[
 
 
 class _Imported:
-    """All imported modules. Equal if the same modules have the same names: a worker looks at them dozens of times, and
-    between most looks none is imported.
+    """All imported modules, as a key of a cache. Equal if the same modules have the same names.
+
+    A worker looks at them dozens of times, and between most looks no module is imported.
     """
 
     def __init__(self) -> None:

@@ -225,11 +225,11 @@ def _of_optimizers() -> frozenset[str]:
 
 
 class _Cut(Exception):
-    """A limit has been reached."""
+    """Raised when a look reaches one of its limits."""
 
 
 class _Walk:
-    """One look."""
+    """The state of one look while it follows references."""
 
     def __init__(
         self, known: frozenset[int], limits: Limits, clock: Callable[[], float], directories: tuple[str, ...]

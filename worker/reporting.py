@@ -69,7 +69,7 @@ class Reporting:
 
     @property
     def deadline(self) -> float:
-        """When a status is due (Unix time, s)."""
+        """Time at which the next status is due (Unix time, s)."""
         return self._due_at
 
     def status(

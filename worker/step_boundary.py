@@ -137,7 +137,9 @@ class StepBoundary:
         return self.call_functions()
 
     def call_functions(self) -> Instruction | None:
-        """Do the same; the step may have been applied before a restart."""
+        """Call the functions of `run.every` that are due; their step may have been applied before a restart.
+
+        Returns an instruction that must be performed first, if there is one."""
         self._held.owes_functions = False
         due = self._due()
         if not due:

@@ -133,7 +133,7 @@ class Bench:
     # -- turns
 
     def turn(self, *events: Event) -> None:
-        """One turn with these events; what comes of it is carried out afterwards."""
+        """Run one turn with these events, and carry out the resulting actions afterwards."""
         self.now += 0.0005
         done: list[Action] = []
         began_s = time.process_time()

@@ -28,7 +28,7 @@ Data = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Setting:
-    """How the batch grows. factors: by third of the training. follows: the learning rate follows (the rule of Elan III)."""
+    """Growth of the batch. factors: by third of the training. follows: the learning rate follows (the rule of Elan III)."""
 
     factors: tuple[int, int, int]
     follows: bool = True

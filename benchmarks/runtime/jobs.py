@@ -244,7 +244,7 @@ class StopResumeJob(MeasuredJob):
 
 
 class ForkedJob(StopResumeJob):
-    """The same, with new workers forked from a process that has imported everything."""
+    """A StopResumeJob whose new workers are forked from a process that has imported everything."""
 
     name = "warm resume"
 

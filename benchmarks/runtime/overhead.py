@@ -45,7 +45,7 @@ def measure(family: Family, quick: bool) -> list[Measurement]:
 
 
 def _run(family: Family, loop: str) -> float:
-    """One process. Returns its processor time of one step (ms). Raises MeasurementFailed."""
+    """Run a loop in a new process. Returns its processor time of one step (ms). Raises MeasurementFailed."""
     process = family.start(module(GROUP, loop), stdout=subprocess.PIPE)
     said, _ = process.communicate(timeout=TIMEOUT_S)
     if process.returncode != 0:
@@ -69,7 +69,7 @@ def _timed(batches: Iterable[Any], model: torch.nn.Module, optimizer: torch.opti
 
 
 def main(loop: str) -> float:
-    """One of the two loops. Returns its processor time of one step (ms)."""
+    """Run one of the two loops. Returns its processor time of one step (ms)."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = BATCH_SIZE * 2 * (WARM_UP + STEPS)

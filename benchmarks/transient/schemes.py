@@ -172,7 +172,7 @@ class StopResume(Scheme):
 
 
 class WarmResume(StopResume):
-    """The same with workers forked from a process that has imported torch: as fast as stopping can be."""
+    """StopResume with workers forked from a process that has imported torch: as fast as stopping can be."""
 
     name = "stop-and-resume, forked"
     kind = ForkedJob

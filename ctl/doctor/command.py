@@ -168,7 +168,7 @@ def _look(check: Check, target: Target) -> Finding:
 
 
 def all_checks() -> tuple[Check, ...]:
-    """In the order in which they are shown."""
+    """Return all checks, in the order in which they are shown."""
     from . import buses, controllers, desk, drivers, files, limits, network, services
 
     return (

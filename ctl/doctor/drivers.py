@@ -72,7 +72,7 @@ def _library(target: Target) -> str | None:
 
 
 def _stood_in(target: Target) -> bool:
-    """Are the GPUs stand-ins, on which nothing computes?"""
+    """Return whether the GPUs are stand-ins: workers compute on the CPU."""
     assert target.daemon is not None
     return bool(target.daemon.option("worker_device") == "cpu")
 

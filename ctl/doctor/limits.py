@@ -41,12 +41,14 @@ JOBS_LOOKED_AT = 5000
 
 
 def limit(target: Target, name: str) -> int | None:
-    """A soft limit of the daemon, which its jobs inherit; None: there is none. Raises LookupError if it does not run."""
+    """Return a soft limit of the daemon, which its jobs inherit; None: unlimited. Raises LookupError if it does not run."""
     return _limits(target, name)[0]
 
 
 def _limits(target: Target, name: str) -> tuple[int | None, int | None]:
-    """The same, and the hard one: up to that a process may raise its own."""
+    """Return a soft limit of the daemon, and the hard limit, up to which a process may raise its own; None: unlimited.
+
+    Raises LookupError."""
     assert target.daemon is not None
     if target.daemon.pid is None:
         raise LookupError("the daemon does not run")
@@ -175,8 +177,10 @@ def locked_memory(target: Target) -> Finding:
 
 
 def _lockable(target: Target) -> tuple[int | None, str]:
-    """How much a process of a job may lock (None: without limit), and where that is from: the running service, else systemd,
-    which knows all drop-ins of its unit. Whoever asks here has other limits. Raises LookupError."""
+    """Return the bytes that a process of a job may lock (None: unlimited), and the source of this limit.
+
+    The source is the running service, or else systemd, which knows all drop-ins of its unit. The limits of the process that runs
+    this check are different. Raises LookupError."""
     assert target.daemon is not None
     if target.daemon.pid is not None:
         soft, hard = _limits(target, "Max locked memory")

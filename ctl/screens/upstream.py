@@ -88,7 +88,7 @@ def _settle(future: asyncio.Future[Any], outcome: Any, error: Exception | None) 
 
 @dataclass
 class _Kept:
-    """What is known of one thing."""
+    """A cached answer of the controller, and the state of its renewal."""
 
     value: Any = None
     taken_s: float | None = None  # time of the value; None: there is no value

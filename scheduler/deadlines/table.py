@@ -30,7 +30,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
 
 class DeadlineTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """On which terms deadlines are promised.
+    """Terms on which deadlines are promised.
 
     `powers`: true: shares are powers of two, so that buddy placement finds a block for each (ElasticFlow 4.3); false:
     any number of GPUs. `margin_s`: jobs are planned to end so many seconds before their deadlines. `start_s`: how many

@@ -99,7 +99,7 @@ class _Longest:
 
 @dataclass(frozen=True)
 class _LeastRun:
-    """In ascending order of the part of its life that each job has run, which changes with time."""
+    """Order of jobs by the part of its life that each has run, the smallest first. It changes with time."""
 
     slice_s: float
 

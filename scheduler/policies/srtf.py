@@ -49,7 +49,7 @@ class Srtf:
 
 @dataclass(frozen=True)
 class _Remaining:
-    """In ascending order of the remaining time with the wanted GPUs, or of the remaining GPU-seconds."""
+    """Order of jobs by the remaining time with the wanted GPUs, or by the remaining GPU-seconds, the least first."""
 
     peak: bool
     service: bool

@@ -26,7 +26,7 @@ from .terms import Quotas
 
 
 class Pinned:
-    """How many GPUs may still be given to each tenant for good."""
+    """Numbers of GPUs that may still be given to each tenant permanently."""
 
     def __init__(self, quotas: Quotas, owners: Iterable[str], fixed: Mapping[str, int], gpus: int) -> None:
         """`owners`: users with jobs. `fixed`: GPUs of each tenant's gangs. `gpus`: all GPUs, theirs included."""
@@ -39,13 +39,13 @@ class Pinned:
         self._spare = gpus - sum(self._counts(tenant) for tenant in tenants)
 
     def most(self, tenant: str) -> int:
-        """Return how many more GPUs the tenant may get for good."""
+        """Return the number of further GPUs that the tenant may get permanently."""
         quota, fixed = self._quotas.quota(tenant), self._fixed.get(tenant, 0)
         most = max(0, quota.gpus - fixed) + max(0, self._spare)
         return most if quota.most_gpus is None else max(0, min(most, quota.most_gpus - fixed))
 
     def take(self, tenant: str, gpus: int) -> None:
-        """Count GPUs that are given for good."""
+        """Count GPUs that are given permanently."""
         before = self._counts(tenant)
         self._fixed[tenant] = self._fixed.get(tenant, 0) + gpus
         self._spare -= self._counts(tenant) - before

@@ -171,7 +171,7 @@ class Station:
             self._signal(worker, signal.SIGUSR1)
 
     def free_gpus(self) -> list[int]:
-        """Those without a process and outside the target."""
+        """Return the GPUs without a process and outside the target."""
         taken = {gpu.index for gpu in self.job.record.target} | {entry.gpu.index for entry in self.job.workers}
         return [gpu for gpu in range(GPUS) if gpu not in taken]
 

@@ -35,7 +35,7 @@ Z = 1.96  # an interval that holds in 95 of 100 samples
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of one mutant."""
+    """The recorded result of one mutant."""
 
     key: str
     by: str
@@ -43,7 +43,7 @@ class Known:
 
 
 def known(path: Path) -> dict[str, Known]:
-    """What has been tried, by the mutants' keys; the last word counts."""
+    """Return the recorded results by the mutants' keys; the last record of a mutant counts."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {one.key: one for one in (Known(**json.loads(line)) for line in lines if line.endswith("}"))}
 
@@ -84,9 +84,9 @@ def interval(killed: int, tried: int) -> tuple[float, float]:
 
 
 def table(tried: dict[str, Known], same: dict[str, str], before: str = "") -> str:
-    """How many of each machine were tried, and what came of them, in Markdown.
+    """Return a Markdown table of each machine's mutants: how many were tried, with which results.
 
-    before: an earlier table; what it says of a machine of which nothing is known here is kept.
+    before: an earlier table, from which rows of machines without results here are kept.
     """
     earlier = {cells[1].strip(): cells for cells in (line.split("|") for line in before.splitlines()) if len(cells) > 9}
     rows = [

@@ -19,12 +19,12 @@ class Machine:
     left_out: tuple[str, ...] = ()
 
     def sources(self) -> list[str]:
-        """Its files, in a stated order."""
+        """Return the machine's source files, sorted."""
         found = {path.relative_to(ROOT).as_posix() for pattern in self.files for path in ROOT.glob(pattern)}
         return sorted(found.difference(self.left_out))
 
     def tried(self) -> list[str]:
-        """Its files of tests."""
+        """Return the machine's test files, sorted."""
         return sorted({path.relative_to(ROOT).as_posix() for pattern in self.tests for path in ROOT.glob(pattern)})
 
 

@@ -61,12 +61,12 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """The same as long as the statement and its function's name are."""
+        """Key of the mutant, which stays the same as long as the statement and its function's name do."""
         return "\0".join((self.file, self.function, self.before, self.after, str(self.number)))
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
-    """The outermost functions and methods of a module, by qualified name."""
+    """Yield the outermost functions and methods of a module, with their qualified names."""
 
     def walk(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Function]]:
         for node in body:
@@ -79,7 +79,7 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
 
 
 def mutants(file: str, text: str) -> Iterator[tuple[Mutant, ast.Module]]:
-    """All mutants of a file, each with its whole tree, which is valid until the next one is asked for."""
+    """Yield all mutants of a file, each with its whole tree, which is valid until the next one is requested."""
     tree = ast.parse(text)
     for name, function in functions(tree):
         seen: dict[tuple[str, str], int] = {}
@@ -177,7 +177,7 @@ def _instead(node: ast.stmt, returns: str) -> Iterator[ast.stmt]:
 
 @dataclass
 class _Slot:
-    """Where an expression stands."""
+    """Place of an expression in its parent."""
 
     parent: ast.AST
     field: str
@@ -191,7 +191,7 @@ class _Slot:
 
 
 def _slots(node: ast.AST) -> Iterator[tuple[_Slot, ast.expr]]:
-    """All expressions of a statement but those in the statements that it contains, and but texts and annotations."""
+    """Yield all expressions of a statement except for contained statements, texts and annotations, with their places."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "body", "orelse", "finalbody", "handlers", "cases") and isinstance(node, ast.stmt):
             continue
@@ -205,7 +205,7 @@ def _slots(node: ast.AST) -> Iterator[tuple[_Slot, ast.expr]]:
 
 
 def _variants(node: ast.expr, slot: _Slot) -> Iterator[ast.expr]:
-    """Other expressions in the place of one."""
+    """Yield other expressions to put in the place of `node`."""
     match node:
         case ast.Compare(ops=ops):
             for at, op in enumerate(ops):

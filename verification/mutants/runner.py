@@ -44,7 +44,7 @@ PACKAGE = "elasticd."
 
 @dataclass(frozen=True)
 class Verdict:
-    """What has come of a mutant. `by`: "tests", "world", "time" (it never comes to an end), or "" (it survives)."""
+    """Result of a mutant. `by`: killed by "tests", "world" or "time" (it never comes to an end); "": it survives."""
 
     mutant: Mutant
     by: str
@@ -54,7 +54,7 @@ class Verdict:
 
 @dataclass
 class _Calls:
-    """What has been found out with the code as it is."""
+    """Functions that tests and histories call in the unchanged code."""
 
     tests: dict[str, tuple[float, frozenset[str]]]  # by test: processor time (s), and the functions that it calls
     worlds: dict[int, frozenset[str]]
@@ -192,7 +192,7 @@ def _watch_worlds(everything: Sequence[str]) -> str:
 
 
 def _kept(name: str, files: Sequence[str], work: Callable[[], str]) -> str:
-    """What some work comes to, which depends on these files alone."""
+    """Return the cached result of `work`, which depends only on these files."""
     digest = hashlib.sha256(repr(SEEDS).encode())
     for file in files:
         digest.update(f"{file}\0{_text(file)}\0".encode())
@@ -219,7 +219,7 @@ def _codes(code: types.CodeType, name: str) -> Iterator[types.CodeType]:
 
 
 def _functions(module: types.ModuleType, name: str) -> Iterator[types.FunctionType]:
-    """Those that a module has under this name, without what decorators have put around them."""
+    """Yield the functions that a module has under this name, without decorators around them."""
     holder: Any = module
     *outer, last = name.split(".")
     for part in outer:
@@ -280,7 +280,7 @@ def _watched(files: dict[str, str], work: Callable[[], object]) -> tuple[float, 
 
 
 def _forked(work: Callable[[], str], cpu_s: int, wall_s: float) -> str:
-    """What some work in a forked process comes to; "time" if that does not come to an end, "tests" if the process dies."""
+    """Return the result of `work` in a forked process; "time" if it exceeds a limit, "tests" if the process dies."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

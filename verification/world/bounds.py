@@ -55,7 +55,7 @@ def bounded(who: str, sizes: Mapping[str, int], most: Mapping[str, int]) -> None
 
 
 def weighed(message: msgspec.Struct) -> None:
-    """A message is sent between the controller and an agent; its size is limited."""
+    """Check the size of a message between the controller and an agent. Raises Violation above the limit."""
     size = len(msgspec.msgpack.encode(message))
     if size > MOST_BYTES:
         raise Violation("every message is bounded", f"{size} bytes, at most {MOST_BYTES}: {message}"[:200])

@@ -86,7 +86,7 @@ class Controller(Process):
 
     @property
     def has_reigned(self) -> bool:
-        """Has any life of this controller completed its recovery?"""
+        """Whether any life of this controller has completed its recovery."""
         return hasattr(self, "_turn")
 
     @property

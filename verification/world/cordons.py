@@ -129,7 +129,7 @@ class Cordons:
         return MOVED_S + 2 * script.start_s + 4 * script.step_s + script.evaluate_s
 
     def _could_move(self, job: JobId, said: _Said) -> bool:
-        """Is no job waiting, and is there room for the whole job where no fault has struck for a while?"""
+        """Return whether no job waits, and GPUs without a recent fault have room for the whole job."""
         world, known = self._world, self._world.oracle.job(job)
         record = known.record
         if record is None or known.uncertain or not known.joined or record.phase is not JobPhase.RUNNING:

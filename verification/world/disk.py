@@ -42,7 +42,7 @@ class Disk:
     leases = False  # must the leading controller renew a lease?
 
     def vacant(self) -> bool:
-        """May a controller become leader? A store that is not shared has no other leader."""
+        """Return whether a controller may become leader. True: a store that is not shared has no other leader."""
         return True
 
     def begin(self, life: int, build: Callable[[int], Build], now: float) -> Turn:

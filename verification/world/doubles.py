@@ -25,12 +25,12 @@ INVARIANT = "of two statuses with one number the first counts"
 
 
 def other_contents(status: WorkerStatus) -> WorkerStatus:
-    """The same number with other contents."""
+    """Return a status with the same number and other contents."""
     return msgspec.structs.replace(status, pid=PID, phase=WorkerPhase.FINISHED, applied=10**6, saved=10**6)
 
 
 def doubled(controller: Controller, call: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[[], None]:
-    """The call that delivers a duplicated message for the second time."""
+    """Return the call that delivers a duplicated message for the second time."""
     if call == controller.from_agent:
         server, message, identity = arguments
         match message:

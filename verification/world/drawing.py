@@ -575,7 +575,7 @@ def _for_resizes(job: JobPlan) -> JobPlan:
 
 
 def _slow_to_start(job: JobPlan) -> JobPlan:
-    """Its script loads slowly, so that a restarted controller meets it while it loads."""
+    """Return the job with a script that loads slowly, so that a restarted controller meets it while it loads."""
     return replace(job, script=replace(job.script, start_s=SLOW_START * job.script.start_s))
 
 

@@ -8,7 +8,7 @@ PID, REASON = 666, "it is not so"
 
 
 def is_believed(job: Job) -> bool:
-    """Has a forgery entered the controller's state of a job?"""
+    """Return whether a forgery has entered the controller's state of a job."""
     entries = (*job.workers, *job.record.past)
     told = any(status.pid == PID or status.note == REASON for status in job.statuses.values())
     return told or any(entry.pid == PID or REASON in entry.reason for entry in entries)

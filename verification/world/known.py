@@ -163,12 +163,14 @@ class Knowledge:
     # -- queries
 
     def is_over(self, job: JobId) -> bool:
-        """Is the job's end recorded?"""
+        """Return whether the job's end is recorded."""
         record = self.job(job).record
         return record is not None and record.phase.final
 
     def can_be_gone_on_from(self, job: JobId) -> bool:
-        """Was this job cancelled with a known checkpoint? (Under some policies, several jobs with long steps never end.)"""
+        """Return whether another job may resume from this job: it was cancelled with a known checkpoint, and has no long steps.
+
+        (Under some policies, several jobs with long steps never end.)"""
         known = self.job(job)
         record, is_long = known.record, known.plan.script.step_s > LONG_STEP_S
         over = record is not None and record.phase is JobPhase.CANCELLED and record.saved_step is not None
@@ -187,10 +189,10 @@ class Knowledge:
         return sum(known.repeated for known in self._jobs.values())
 
     def is_to_save(self, job: JobId, worker: str) -> bool:
-        """Was this worker named as the saver of its job's state?"""
+        """Return whether this worker was named as the saver of its job's state."""
         return self.job(job).saver == worker
 
     def is_to_leave(self, job: JobId, worker: str) -> bool:
-        """Does the newest order of the controller leave this worker out?"""
+        """Return whether the controller's newest order leaves this worker out."""
         rosters = self.job(job).rosters
         return bool(rosters) and worker not in rosters[max(rosters)]

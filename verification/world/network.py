@@ -51,14 +51,14 @@ class Network:
         self._held: list[tuple[str, str, Process, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def connected(self, one: str, other: str) -> bool:
-        """Do connections between two hosts stand? They break after either direction has been cut for `PEER_TIMEOUT_S`."""
+        """Return whether connections between two hosts stand: they break when a direction has been cut for PEER_TIMEOUT_S."""
         if not self._cuts:
             return True
         since = min(self._cuts.get((one, other), float("inf")), self._cuts.get((other, one), float("inf")))
         return self._timeline.now - since < PEER_TIMEOUT_S
 
     def cut_among(self, hosts: frozenset[str]) -> bool:
-        """Is any direction between two of these hosts cut?"""
+        """Return whether any direction between two of these hosts is cut."""
         return any(source in hosts and target in hosts for source, target in self._cuts)
 
     def send(

@@ -29,7 +29,7 @@ class How(enum.Enum):
 
     @property
     def kills(self) -> bool:
-        """Does the process die?"""
+        """Whether the process dies."""
         return self in (How.BEFORE, How.AFTER)
 
 

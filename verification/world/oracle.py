@@ -114,7 +114,7 @@ class Oracle(Knowledge):
         return list(dict.fromkeys(worker for workers in there for worker in workers))
 
     def _begins_anew(self, known: Known) -> bool:
-        """Whether the job starts from the beginning, as nothing of an earlier start is left.
+        """Return whether the job starts from the beginning, as nothing of an earlier start is left.
 
         There is no checkpoint, and no step was reported before the servers of all workers were lost.
         """
@@ -170,7 +170,7 @@ class Oracle(Knowledge):
             raise Violation("a job whose newcomers differ does not grow", text)
 
     def misfitted(self, job: JobId) -> None:
-        """A newcomer has ended while it received the state."""
+        """Check the end of a newcomer while it received the state."""
         known, now = self.job(job), self._timeline.now
         if len(known.misfits) == MOST_MISFITS and now - known.misfits[0] < MISFITS_WITHIN_S:
             text = f"{MOST_MISFITS} newcomers of {job} have ended in their transfers within {MISFITS_WITHIN_S:.0f} s"
@@ -186,7 +186,7 @@ class Oracle(Knowledge):
     # -- training
 
     def judge(self, group: Group, parts: dict[str, Part]) -> tuple[int, int]:
-        """All members have brought their part of a step. Returns the step and the state after it."""
+        """Check the parts of a step that all members have brought. Returns the step and the state after it."""
         job = JobId(group.roster.leader.rpartition(".")[0])
         known = self.job(job)
         name = f"{job}, generation {group.roster.generation}"
@@ -213,7 +213,7 @@ class Oracle(Knowledge):
         return step, hash((state, step, wanted))
 
     def _check_stopped(self, job: JobId, known: Known, group: Group, generation: int) -> None:
-        """A step has decided on this next generation: none of its members may have been ordered to stop."""
+        """Check that no member of this next generation, on which a step has decided, has been ordered to stop."""
         concerned = {*group.roster.workers, *known.rosters.get(generation, ())}
         hit_at = max(self._controller_hit_until, *map(self._hit, concerned))
         if hit_at > self._timeline.now - CALM_S or known.uncertain:
@@ -225,7 +225,7 @@ class Oracle(Knowledge):
                 raise Violation("nobody is stopped who may be in the generation that follows", text)
 
     def applied(self, job: JobId, worker: WorkerId, generation: int, lineage: int, step: int, state: int) -> None:
-        """A worker has applied a step, in a generation."""
+        """Check a step that a worker has applied in a generation."""
         known = self.job(job)
         if known.states.setdefault(step, state) != state:
             raise Violation("all apply the same", f"{worker} has other bits after step {step} of {job}")
@@ -266,8 +266,9 @@ class Oracle(Knowledge):
             raise Violation("nobody leaves who is in the generation that follows", text)
 
     def epoch_ended(self, job: JobId, worker: WorkerId, epoch: int, least: int) -> None:
-        """A script has run the last lines of an epoch: evaluation, schedulers. `least`: the epoch of the state that it started
-        with.
+        """Check that a script may run the last lines of an epoch: evaluation, schedulers.
+
+        `least`: the epoch of the state with which it started.
         """
         if epoch < least:
             text = f"{worker} runs the last lines of epoch {epoch} of {job}, and has a state of epoch {least}"
@@ -280,7 +281,7 @@ class Oracle(Knowledge):
         known.checkpoint_of = max(known.checkpoint_of, generation)
 
     def saved(self, job: JobId, worker: WorkerId, step: int, epoch: int, generation: int) -> None:
-        """A worker has written a checkpoint, from which a script would continue with this epoch."""
+        """Check a checkpoint that a worker has written, from which a script would continue with this epoch."""
         known = self.job(job)
         if generation < known.checkpoint_of and not known.uncertain:
             text = f"{worker} of generation {generation} of {job} writes, and {known.checkpoint_of} goes on from a checkpoint"
@@ -418,7 +419,7 @@ class Oracle(Knowledge):
         self._check_record(job, known, record)
 
     def _archived(self, write: Put | Delete) -> JobId:
-        """A job has been moved to the archive: finished, unchanged and without workers."""
+        """Check a job that was moved to the archive: it has to be finished, unchanged and without workers."""
         if isinstance(write, Delete):
             raise Violation("an acknowledged request is never forgotten", f"{write.key} is deleted")
         kept = msgspec.msgpack.decode(write.value, type=ArchivedJob)
@@ -486,7 +487,7 @@ class Oracle(Knowledge):
             self._check_withheld(job, before, record, record.withheld.how)
 
     def _check_waiting(self, job: JobId, known: Known) -> None:
-        """A job has GPUs only after the end of those that it waits for; it is cancelled by a user, or since it waits in vain."""
+        """Check that a job has GPUs only after the jobs for which it waits, and that only a user or a vain wait cancels it."""
         record = known.record
         if record is None or known.submission is None:
             return
@@ -498,7 +499,7 @@ class Oracle(Knowledge):
                 raise Violation("a job waits for others to end", f"{job} is to run, and {after.job} is not over")
 
     def _check_arrays(self) -> None:
-        """Of an array no more jobs have GPUs than may."""
+        """Check that no more jobs of an array have GPUs than its limit allows."""
         for most, count in self._with_gpus().values():
             if count > most:
                 raise Violation("an array has a limit", f"{count} of its jobs are to run, and {most} may")
@@ -513,7 +514,7 @@ class Oracle(Knowledge):
         return found
 
     def _waits_in_vain(self, known: Known) -> bool:
-        """Whether a job that has to finish before this one has failed, or was cancelled, or is lost."""
+        """Return whether a job that has to finish before this one has failed, or was cancelled, or is lost."""
         for after in known.submission.spec.after if known.submission is not None else ():
             other = self._jobs.get(after.job)
             ended = other.record.phase if other is not None and other.record is not None else None
@@ -522,7 +523,7 @@ class Oracle(Knowledge):
         return False
 
     def _check_withheld(self, job: JobId, before: JobRecord | None, record: JobRecord, how: Withholding) -> None:
-        """Of a paused job only processes that save its state may be left; a held one may run on."""
+        """Check that a paused job has only processes that save its state; a held one may run on."""
         if how is Withholding.HOLD:
             held = before is not None and before.withheld == record.withheld and not before.target
             started = held and bool(record.target)
@@ -577,8 +578,10 @@ class Oracle(Knowledge):
                 raise Violation("a finished job is shown with its last step", f"{job}: step {shown}, not {last}")
 
     def _may_fail(self, known: Known) -> bool:
-        """May the job fail? One whose time is up does. A disturbed command with limited restarts may; so may a job that needs
-        more workers than hold its state, while its newcomers never get the state.
+        """Return whether the job may fail.
+
+        It may when its time is up; if it is a disturbed command with limited restarts; and if it needs more workers than hold its
+        state, while its newcomers never get the state.
         """
         needs_more = known.plan.script.ending in (Ending.UNLIKE, Ending.MISFITS) and known.plan.spec.gpus.min > 1
         limit_s, record = known.plan.spec.time_limit_s, known.record
@@ -653,12 +656,12 @@ class Oracle(Knowledge):
             self._rescaled.add(reply.answer.job)
 
     def audited(self, line: Audit) -> None:
-        """A line of the audit log."""
+        """Check a line of the audit log: no intruder's request may have been carried out."""
         if line.done and is_intruders(line.request):
             raise Violation(NOT_OTHERS, f"the audit log says: {line}")
 
     def shares_are_recorded(self) -> None:
-        """All requests of this turn are answered: of several fixed shares for one job, the last one must be recorded."""
+        """Check, when all requests of a turn are answered, that one of a job's requested fixed shares is recorded."""
         for job in self._rescaled:
             known = self.job(job)
             answered, known.answered = known.answered, []
@@ -737,7 +740,7 @@ class Oracle(Knowledge):
             )
 
     def session(self, server: str, stands: bool) -> None:
-        """Are the agent and the controller, which are connected, in a session?"""
+        """Check that an agent and a controller that are connected come into a session. `stands`: they are in one."""
         now = self._timeline.now
         if stands or self._controller_hit_until > now:
             self._apart_since.pop(server, None)

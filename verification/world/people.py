@@ -35,7 +35,7 @@ OPERATOR_ACTS = 3  # one of so many acts on jobs is the operator's
 
 
 def is_intruders(request: str) -> bool:
-    """Is this the id of an intruder's request?"""
+    """Return whether this is the id of an intruder's request."""
     return request.startswith("intruder-")
 
 
@@ -61,7 +61,7 @@ class People:
         return self.operator if number % OPERATOR_ACTS == 0 else self.owner(job.rpartition("-")[0])
 
     def may(self, who: Principal, request: Request) -> bool:
-        """Does this principal have the permission for the request?"""
+        """Return whether this principal has the permission for the request."""
         if who.role is Role.OPERATOR:
             return True
         if who.role is not Role.USER:

@@ -48,7 +48,7 @@ class Ending(enum.Enum):
 
     @property
     def joins(self) -> bool:
-        """Does it call `elastic.join()`?"""
+        """Whether the script calls `elastic.join()`."""
         return self not in (Ending.NEVER_JOINS, Ending.EXITS_UNJOINED, Ending.FAILS_UNJOINED)
 
 

@@ -75,22 +75,22 @@ class Member(Protocol):
     def process(self) -> Process: ...
 
     def built(self, generation: int, attempt: int, group: Group | None, reason: str) -> None:
-        """A communicator is ready, or could not be built."""
+        """Report that a communicator is ready, or could not be built."""
 
     def state_begins(self, group: Group, carried: Carried) -> None:
-        """The header of the state has arrived."""
+        """Report that the header of the state has arrived."""
 
     def state_came(self, group: Group, carried: Carried) -> None:
-        """All of the state has arrived."""
+        """Report that the whole state has arrived."""
 
     def state_sent(self, group: Group) -> None:
-        """All that this member had to send has arrived."""
+        """Report that everything that this member had to send has arrived."""
 
     def values_came(self, group: Group, carried: Carried) -> None:
-        """The source's registered values have arrived."""
+        """Report that the source's registered values have arrived."""
 
     def step_completed(self, group: Group, index: int, result: Result) -> None:
-        """The sums of the step have arrived."""
+        """Report that the sums of the step have arrived."""
 
     def agreed(self, group: Group, step: int) -> None:
         """The contributions to the decision after this step have arrived."""
@@ -172,7 +172,7 @@ class Group:
     # -- steps
 
     def offer(self, member: Member, index: int, part: Part) -> None:
-        """A member has computed its part of the group's step `index`."""
+        """Take the part of the group's step `index` that a member has computed."""
         parts = self._parts.setdefault(index, {})
         parts[member.name] = part
         self._parts.pop(index - 3, None)
@@ -188,7 +188,7 @@ class Group:
 
     @property
     def _waits(self) -> bool:
-        """Is a member stopped, or partitioned from another?"""
+        """Whether a member is stopped, or partitioned from another."""
         stopped = any(member.process.state is State.STOPPED for member in self.members.values())
         return stopped or self._plane.cut_among(self.hosts)
 
@@ -273,7 +273,7 @@ class Group:
         self._later(TRANSFER_S * (1 + len(joining.relays)) * (0.5 + self._chance()), self._come, name)
 
     def _passes(self, joining: _Joining) -> bool:
-        """Are all members of this transfer alive?"""
+        """Return whether the source and all relays of this transfer are alive."""
         return all(
             self.members[name].process.alive and name not in self._gone for name in (joining.source, *joining.relays)
         )
@@ -297,13 +297,13 @@ class Group:
                     self._deliver(member, index)
 
     def everything_sent(self, source: Member) -> bool:
-        """Has all of the state arrived that this member had to send?"""
+        """Return whether all of the state that this member had to send has arrived."""
         return not any(joining.source == source.name and not joining.came for joining in self._joining.values())
 
     # -- registered values
 
     def exchange(self, member: Member, carried: Carried) -> bool:
-        """A member reaches the exchange of registered values. True: it need not wait."""
+        """Take a member that reaches the exchange of registered values. Returns whether it need not wait."""
         mine = self._joining.get(member.name)
         for name, joining in self._joining.items():
             if joining.source == member.name:
@@ -362,11 +362,11 @@ class Plane:
             member.process.later(0.02 * member.process.chance.random(), member.built, key[1], key[2], group, "")
 
     def cut_among(self, hosts: frozenset[str]) -> bool:
-        """Are any two of these hosts unable to exchange data?"""
+        """Return whether any two of these hosts cannot exchange data."""
         return self.network.cut_among(hosts) or (len(hosts) > 1 and not self.apart.isdisjoint(hosts))
 
     def drop(self, member: Member, generation: int, attempt: int) -> None:
-        """A member gives up this meeting."""
+        """Remove a member, which gives up this meeting."""
         for key in [key for key in self._meetings if key[:3] == (member.job, generation, attempt)]:
             meeting = self._meetings[key]
             meeting.members.pop(member.name, None)

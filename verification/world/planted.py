@@ -200,12 +200,12 @@ def search(bug: Bug, seeds: int, anew: bool) -> Found:
 
 @cache
 def _passes_as_it_is(seed: int) -> bool:
-    """Does the product without any bug pass the history of this seed? (Cached, since many bugs share histories.)"""
+    """Return whether the product without any bug passes the history of this seed. (Cached, as many bugs share histories.)"""
     return _first_failure(Bug("no bug", ()), ROOT, seed, seed + 1) is None
 
 
 def _first_failure(bug: Bug, copy: Path, first: int, last: int) -> tuple[int, str] | None:
-    """The seed and the invariant of the first history that fails in `copy`, or None."""
+    """Return the seed and the invariant of the first history that fails in `copy`, or None."""
     played = ["-m", "verification.world", "--seeds", f"{first}:{last}", "--processes", "1"]
     done = _in_copy(copy, [*played, "--fail-fast", "--as-found"])
     if done.returncode == 0:
@@ -242,7 +242,7 @@ def _in_copy(root: Path, arguments: Sequence[str]) -> subprocess.CompletedProces
 
 
 def _test_fails(bug: Bug, copy: Path) -> bool:
-    """Does the test that the bug names fail in `copy`?"""
+    """Return whether the test that the bug names fails in `copy`."""
     shutil.copy(ROOT / "pyproject.toml", copy)
     command = [
         sys.executable,

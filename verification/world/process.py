@@ -60,17 +60,17 @@ class Process:
 
     @property
     def answers(self) -> bool:
-        """Do its peers consider it connected?"""
+        """Whether the process's peers consider it connected."""
         if self.state is State.STOPPED:
             return self.timeline.now - self.stopped_at < PEER_TIMEOUT_S
         return self.state is State.RUNNING
 
     def deadline(self) -> float | None:
-        """When it needs a turn, by its own clock; None: never."""
+        """Return when the process needs a turn, by its own clock; None: never."""
         raise NotImplementedError
 
     def turn(self) -> None:
-        """Its deadline has come."""
+        """Run a turn, as the process's deadline has come."""
         raise NotImplementedError
 
     def later(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
@@ -134,7 +134,7 @@ class Process:
             self._turn_if_due(self._due)  # no input since it gave this deadline
 
     def rearm(self) -> None:
-        """Its clock has jumped: recompute the wake-up."""
+        """Recompute the wake-up after a jump of the process's clock."""
         self._armed = float("inf")
         if self.state is State.RUNNING:
             self.settle()

@@ -70,7 +70,7 @@ FAULTS: dict[str, Kind] = {
 
 
 class ScenarioError(Exception):
-    """A line is no command, or names a missing job, server or worker."""
+    """Raised for a line that is no command, or that names a missing job, server or worker."""
 
 
 @dataclass

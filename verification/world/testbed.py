@@ -60,7 +60,7 @@ class Testbed(Ground):
         twin.power_off()
 
     def workers(self) -> list[Worker]:
-        """All running worker processes, in a stated order."""
+        """Return all running worker processes, in a stated order."""
         return [worker for agent in (*self.agents, *self.twins) for worker in agent.workers.values()]
 
     def struck(self, operation: Operation, how: How) -> None:
@@ -94,7 +94,7 @@ class Testbed(Ground):
     # -- the store
 
     def stored(self, reply: Reply) -> bool:
-        """Does the store hold all that this reply promises?"""
+        """Return whether the store holds everything that this reply promises."""
         answer = reply.answer
         if not isinstance(answer, Submitted):
             return True

@@ -155,8 +155,9 @@ class Users(Process):
         self.ask(f"remove-{number}", RemoveServer(server=agent.server.server))
 
     def _is_removed(self, server: ServerId, answer: Answer) -> bool:
-        """Is this answer the success of a removal? A request that was carried out, and answered only after a restart of the
-        controller, is told that there is no such server.
+        """Return whether this answer means that the server was removed.
+
+        A request that was carried out, and is answered only after a restart of the controller, is refused: the server is unknown.
         """
         return isinstance(answer, ServerRemoved) or (
             isinstance(answer, Refused)

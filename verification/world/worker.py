@@ -121,7 +121,7 @@ class Worker(Process):
 
     @property
     def well(self) -> bool:
-        """Is it running, and in its training loop?"""
+        """Whether the worker runs, and is in its training loop."""
         return self.state is State.RUNNING and self._arrived and not self._hung
 
     @property
@@ -281,7 +281,7 @@ class Worker(Process):
     # -- the training thread
 
     def _runs(self, task: int) -> bool:
-        """Is the thread still at this task?"""
+        """Return whether the training thread is still at this task."""
         return task == self._task and not self._hung and self.alive
 
     def _go_on(self) -> None:
@@ -360,7 +360,7 @@ class Worker(Process):
                 assert_never(instruction)
 
     def _in_group(self, work: Callable[[Group], None]) -> None:
-        """Do something with the other members; an abandoned communicator fails at once."""
+        """Call `work` with the group of members; if the communicator was abandoned, it fails instead."""
         assert self._group is not None
         if self._abandoned:
             self._soon(COME_OUT_S, self.failed, self._group, "abandoned")
@@ -435,7 +435,7 @@ class Worker(Process):
     # -- a step
 
     def _trace(self) -> None:
-        """In its first body a heterogeneous job's worker finds out whether its operators have one algorithm on all types."""
+        """Report, in the first body of a heterogeneous job, whether all operators have one algorithm on all GPU types."""
         if self._start.spec.determinism is Determinism.HETEROGENEOUS and not self._traced:
             self._traced = True
             if self._script.agnostic:
@@ -588,7 +588,7 @@ class Worker(Process):
             self._answer(w.CollectiveFailed(reason))
 
     def _in_progress(self) -> bool:
-        """Is the step in progress not applied yet, or the state still missing?"""
+        """Return whether the step in progress is not applied yet, or the state still missing."""
         doing = self._doing
         if isinstance(doing, w.TakeState):
             return self._taken is not doing
@@ -647,7 +647,7 @@ class Worker(Process):
     # -- its end
 
     def break_link(self) -> None:
-        """Its communicator fails, though all members live."""
+        """Let the worker's communicator fail, although all members live."""
         if self._group is not None:
             self.failed(self._group, "connection reset by peer")
 
@@ -659,7 +659,7 @@ class Worker(Process):
         self._hung = self._arrived and not isinstance(self._doing, w.Continue)
 
     def signalled(self, how: StopSignal) -> None:
-        """Its agent has sent a signal."""
+        """Handle a signal from the worker's agent."""
         if how is StopSignal.KILL:
             self.killed("killed by SIGKILL")
         elif self._script.ending is Ending.IGNORES_SIGNAL and self._machine is not None:

@@ -24,7 +24,7 @@ from .sampling import Schedule
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How batches are read: the arguments of a `DataLoader`, under its names."""
+    """Options for reading batches: the arguments of a `DataLoader`, under its names."""
 
     collate_fn: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0  # processes that read ahead; 0: batches are read in this process when they are needed

@@ -50,7 +50,7 @@ class Campaign:
 
     @property
     def unheard(self) -> tuple[WorkerId, ...]:
-        """The other members of the roster of which a message is missing."""
+        """The other members of the roster that have not sent the expected message."""
         heard = self._prepared if self.attempt else self._ready.keys()
         return tuple(worker for worker in self._roster.workers if worker != self._me and worker not in heard)
 
@@ -60,7 +60,7 @@ class Campaign:
 
     @property
     def deadline(self) -> float | None:
-        """When `try_again` is wanted (Unix time, s); None: not at all."""
+        """Time at which `try_again` has to be called (Unix time, s); None: never."""
         return None if self.attempt == 0 or self.all_prepared else self._deadline
 
     def anew(self) -> Campaign:

@@ -89,7 +89,7 @@ class _Pending:
 
 @dataclass
 class _Log:
-    """What the update of a step that was given up needs: gradients by piece, and the groups' options."""
+    """Inputs to the update of a step that was given up: gradients by piece, and the groups' options."""
 
     pending: _Pending
     gradients: list[torch.Tensor]
@@ -449,7 +449,9 @@ class DividedState:
 
     @contextmanager
     def whole(self) -> Iterator[frozenset[int]]:
-        """Meanwhile the optimizers have the whole state of the last applied step. Raises UserError if it is not here.
+        """Give the optimizers, within the context, the whole state of the last applied step.
+
+        Raises UserError if the whole state is not on this worker.
 
         Yields addresses of tensors that are in the host's memory and belong to an accelerator.
         """

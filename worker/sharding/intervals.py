@@ -51,7 +51,7 @@ class Move:
 
 
 class Grid:
-    """Where the flat tensors may be cut."""
+    """The places at which the flat tensors may be cut."""
 
     def __init__(self, sizes: Sequence[Sequence[int]], grain: int = GRAIN, block: int = BLOCK) -> None:
         """sizes: numbers of elements of the parameters, in order, for each flat tensor."""
