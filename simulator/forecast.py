@@ -1,4 +1,4 @@
-"""When a waiting job starts: the simulator runs forward from a cluster's present state, several times.
+"""Forecast of a waiting job's start: the simulator runs forward from a cluster's present state, several times.
 
 Each run draws the lengths of the jobs that have not stated theirs, from ended jobs (`scheduler.policies.expected_lengths`), and
 the jobs that arrive meanwhile, from those of the last day: at the same rate, with the same numbers of GPUs. Nothing else

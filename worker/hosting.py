@@ -1,4 +1,4 @@
-"""Which worker hosts which virtual workers. Pure.
+"""Assignment of virtual workers to the workers that host them. Pure.
 
 By default a function of the roster alone, so no message is needed (EasyScale 3.2): of the hosting workers, and of the expected
 paces of their GPU types. Where some workers are slower than

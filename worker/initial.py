@@ -1,8 +1,7 @@
 """Initial weights of a model: drawn from the job's seed, if the model is created after `join`.
 
 All workers of a job begin with the same weights in any case: one worker begins, and all others get its state. The seed
-makes the weights the same in every run. A model that was created before `join` has been drawn from whatever seed there
-was.
+makes the weights the same in every run. A model that was created before `join` has weights of another seed.
 """
 
 from __future__ import annotations

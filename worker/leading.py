@@ -158,7 +158,7 @@ def _own_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _no_function(frame: FrameType, event: str, argument: Any) -> None:
-    """Trace no function that is called meanwhile."""
+    """Trace no function that is called from the traced block."""
 
 
 class _Blocks:

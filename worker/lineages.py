@@ -1,4 +1,4 @@
-"""Which of a job's checkpoints is the newest, which writers are overtaken, and which checkpoints are superfluous. Pure.
+"""Order of a job's checkpoints: the newest one, overtaken writers, superfluous checkpoints. Pure.
 
 A server that is cut off does not learn that its job continues elsewhere, and may go on writing. So the newest
 checkpoint is the one of the greatest generation, and within a generation that of the greatest step. A worker that

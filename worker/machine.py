@@ -6,27 +6,27 @@ Theory of operation
 It is composed of parts that know nothing of sockets, threads and tensors:
 
 * `membership`: orders in, switches of generation out; the protocol among the workers of a job;
-* `builds`: the communicators beside the one in use: which attempt is wanted, until when;
-* `training`: what the training thread is to do next, who saves, what is run again, how long anything may take;
-* `reporting`: when a status is due, and what it says.
+* `builds`: the communicators beside the one in use: the wanted attempt, and its limit;
+* `training`: the next instruction of the training thread, the worker that saves, steps that run again, limits of time;
+* `reporting`: the time and the contents of the next status.
 
 Shells (`driver`, `control`, `trainer`, `run`; a simulated world) carry the actions out, in the order in which they come:
 
-* `SendLeader`, `SendFollower`, `SendStatus`: send. What cannot be sent is lost: the machine repeats what matters.
-* `BuildGroup`: begin in the background; tell GroupBuilt or GroupFailed, however late. `DropGroup`: destroy it, or cancel its
-  building, and tell nothing. `CloseRendezvous`: only at the leader of the attempt.
-* `Abandon`: make the training thread come out of the communicator of that generation; it then tells CollectiveFailed, unless
-  it has come out by itself.
+* `SendLeader`, `SendFollower`, `SendStatus`: send. A message that cannot be sent is lost: the machine repeats those that matter.
+* `BuildGroup`: begin in the background; report GroupBuilt or GroupFailed, however late. `DropGroup`: destroy the communicator, or
+  cancel its building, and report nothing. `CloseRendezvous`: only at the leader of the attempt.
+* `Abandon`: make the training thread leave the communicator of that generation; it then reports CollectiveFailed, unless it has
+  left by itself.
 * `RetireGroup`: close the connections of the communicator in use; the training thread does not use it any more.
 * `EndProcess`: at once.
 * an `Instruction`: put it into the training thread's queue. The thread carries instructions out one after the other, and waits
   when there is none. `EnterGeneration` also makes that generation's communicator the one that `Abandon` means, from this moment
   on.
 
-What the training thread answers
---------------------------------
+Answers of the training thread
+------------------------------
 ====================  ==============================================================================================
-instruction           facts that the thread tells, in this order
+instruction           facts that the thread reports, in this order
 ====================  ==============================================================================================
 (none yet)            Arrived when the script comes to its loop
 EnterGeneration       none: the next instruction follows
@@ -34,9 +34,9 @@ LoadCheckpoint        CheckpointLoaded or CheckpointMissing
 EnterLoop             StepWanted when the script asks for a batch; LoopEnded
 RunStep               PartComputed, WordRead, StepApplied; StepWanted when the script asks for more. CollectiveFailed in
                       place of either of the first two (also after PartComputed). Before WordRead, for each further
-                      evaluation of the loss that the optimizer wants: Evaluated, PartComputed
+                      evaluation of the loss that the optimizer needs: Evaluated, PartComputed
 EndEpoch              StepWanted in the next epoch; LoopEnded
-ReceiveState          StateArriving as soon as the header is there, before anything of the own values is overwritten;
+ReceiveState          StateArriving as soon as the header is there, before any of this worker's values is overwritten;
                       the answer to it is JoinStep or TakeState; CollectiveFailed
 JoinStep              StateTaken, WordRead, StepApplied, StepWanted at once; CollectiveFailed in place of either of the first two
 TakeState             StateTaken, StepWanted at once; CollectiveFailed
@@ -49,15 +49,16 @@ Continue              none: the script goes on after its loop, or its process to
 ExitScript            none: SystemExit with the code
 ====================  ==============================================================================================
 
-In a step all members of a generation take part, joiners too: it completes when each has told PartComputed (a joiner: has got its
-state), and its control word is the greatest proposal. CollectiveFailed says that nothing of the instruction has been applied.
-Diverged may come in place of WordRead in a RunStep, and of StepApplied, and where an error leaves a newcomer's script; the
-thread then waits for its process to end.
+In a step all members of a generation take part, joiners too: it completes when each has reported PartComputed (a joiner: has its
+state), and its control word is the greatest proposal. CollectiveFailed means that nothing of the instruction has been applied.
+Diverged may come in place of WordRead in a RunStep, and of StepApplied, and when an error ends a newcomer's script; the thread
+then waits for its process to end.
 LoopEnded may also come in the middle of a step, where a script leaves its loop by `break`; ScriptEnded at any time. After either
 the thread waits for Continue.
 
-TimePassed is wanted at `next_deadline`; a status is sent only then. If it comes `AWAY_S` later than that, the whole process was
-stopped meanwhile: the training thread has not taken that time. A worker that is over goes on reporting: its agent may be new.
+TimePassed has to come at `next_deadline`; a status is sent only then. If it comes `AWAY_S` later than that, the whole process was
+stopped in between: that time does not count for the training thread. A worker that is over continues to report, since its agent
+may be new.
 """
 
 from __future__ import annotations
@@ -95,10 +96,10 @@ from .training.machine import Training
 
 
 class WorkerMachine:
-    """The machine of one worker."""
+    """The state machine of one worker."""
 
     def __init__(self, place: WorkerConfig, now: float, membership: ms.Membership | None = None) -> None:
-        """membership: another one than that of a worker who has heard of nothing yet."""
+        """membership: one with a history; None: that of a worker that has received no message yet."""
         times.check()
         self.job = place.job
         self._builds = Builds(place.worker, place.device)
@@ -135,9 +136,9 @@ class WorkerMachine:
         return soonest
 
     def handle(self, now: float, event: Event) -> list[Action]:
-        """Take one fact. Raises InvalidTransition, changing nothing, where only a bug can have told it."""
+        """Handle one fact. Raises InvalidTransition, with nothing changed, for a fact that only a bug can report."""
         match event:
-            case PartComputed() | WordRead() | StepApplied() | StepWanted():  # those of every step first
+            case PartComputed() | WordRead() | StepApplied() | StepWanted():  # first, since every step has them
                 return self._training.handle(now, event)
             case OrderReceived() | PeerSaid() | GroupBuilt() if self._training.ending:
                 return []  # nobody must count on it in another generation

@@ -1,11 +1,11 @@
-"""Times of a step, which every worker tells all others in the word (EDL 5.4: by the messages that are sent anyway).
+"""Times of a step, which every worker sends to all others in the word (EDL 5.4 also uses messages that are sent anyway).
 
 Each worker has one integer of the word, of which the maximum over all workers is its own value, since the others
-contribute nothing there. It carries the times of the step before: of the worker's own part, from the step's beginning
-to the moment when nothing is left to compute but what depends on other workers (on a device:
-`communicator.part_issued`), and of its wait for the others, until the word has come. `training.stragglers` draws the
-conclusions. If the leader wants another hosting, it says so in a payload of the next step, which all workers read alike,
-so that all host anew from the step after.
+contribute nothing there. It carries two times of the step before. The first is the time of the worker's own part: from
+the step's beginning until all computation that needs no other worker is done (on a device: `communicator.part_issued`).
+The second is its wait for the others, until the word has come. `training.stragglers` judges these times. If the leader
+wants another hosting, it announces that in a payload of the next step. All workers read this payload, and use the new
+hosting from the step after.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Pace:
 
     @property
     def slots(self) -> int:
-        """A worker alone waits for nobody."""
+        """One for each worker; none for a single worker, which never waits."""
         return self._size if self._size > 1 else 0
 
     def enter(self, rank: int, size: int, leader: int) -> None:
-        """Begin a generation with so many workers, of which `leader` is the leader's rank."""
+        """Begin a generation with `size` workers. leader: the leader's rank."""
         self._rank, self._size, self._leader = rank, size, leader
         self._own, self.times = NOT_MEASURED, ()
 
@@ -55,23 +55,23 @@ class Pace:
         self._at = self._clock()
 
     def counts(self) -> None:
-        """This worker's part of the step is the usual one: all bodies of its virtual workers, and no other."""
+        """Note that this worker's part of the step can be measured: all bodies of its virtual workers, and no others."""
         self._counts = True
 
     def computed(self) -> None:
-        """This worker's part is computed."""
+        """Note that this worker's part is computed."""
         now = self._clock()
         self._own_s += now - self._at
         self._at = now
 
     def others_came(self) -> None:
-        """The others' parts have come; perhaps another evaluation of the step begins."""
+        """Note that the other workers' parts have arrived; another evaluation of the step may begin."""
         now = self._clock()
         self._waited_s += now - self._at
         self._at = now
 
     def word_came(self) -> None:
-        """The step's word has come."""
+        """Note that the step's word has arrived."""
         self.others_came()
         counts = self._counts and self._size > 1
         self._own = packed(self._own_s, self._waited_s) if counts else NOT_MEASURED

@@ -1,4 +1,4 @@
-"""When a worker reports to its agent, and the contents of a report. Pure.
+"""Times and contents of a worker's reports to its agent. Pure.
 
 A status is due at once after a change that the controller should know, and at every heartbeat. Each has a number, which
 the agent acknowledges. A worker that ends waits for the acknowledgement of its last status for a limited time: without

@@ -1,4 +1,4 @@
-"""Which worker sends the state to which joining worker (Elan IV; design: worker-runtime 5). Pure.
+"""Plan of the transfers of the state to joining workers (Elan IV; design: worker-runtime 5). Pure.
 
 Theory of operation
 -------------------

@@ -1,8 +1,9 @@
-"""Virtual workers: what training means, apart from where it runs (EasyScale 3.2; design: worker-runtime 1, 2).
+"""Virtual workers, on which a job's result depends instead of its real workers (EasyScale 3.2; design: worker-runtime 1, 2).
 
-A job has N virtual workers, its author's choice; a global step trains one micro-batch for each. Where each of them runs is a pure
-function of who hosts, so nobody has to be told. Their randomness is derived, not carried: whoever runs virtual worker v in step
-s seeds the generators from (job seed, s, v), and so there is no generator state to send to a joiner or to lose with a crash.
+A job has N virtual workers, its author's choice; a global step trains one micro-batch for each. Their assignment to workers is a
+pure function of the workers that host, so it needs no message. Their random numbers need no stored state: the worker that runs
+virtual worker v in step s seeds the generators from (job seed, s, v), so there is no generator state to send to a joiner or to
+lose in a crash.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from .hosting import assign as assign
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:
-    """A seed of 63 bits from the job's seed and what it is for. The same on every machine, and for ever."""
+    """Return a seed of 63 bits from the job's seed and `parts`, which name its purpose.
+
+    It is the same on every machine and in every version."""
     text = "".join(map(_distinct, (seed, *parts)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-@lru_cache(maxsize=1024, typed=True)  # most parts are those of the seed before
+@lru_cache(maxsize=1024, typed=True)  # most parts are the same as for the last seed
 def _distinct(part: int | str) -> str:
-    """The value with its type and length, so that ("a", 1) and ("a1",) differ."""
+    """Return the value with its type and length, so that ("a", 1) and ("a1",) differ."""
     value = str(part)
     return f"{type(part).__name__}:{len(value)}:{value};"
 

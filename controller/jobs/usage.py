@@ -1,4 +1,4 @@
-"""What the workers of a job use, as agents report it, and since when all of its GPUs have done nothing.
+"""Use of a job's workers, as agents report it, and the time since which all of its GPUs have been idle.
 
 Agents repeat sums and peaks of living workers, so only the use of workers that have ended is recorded (`JobRecord.use`): with
 the record of their end, which is written anyway. The next controller hears of the others again. An agent that restarts counts

@@ -1,4 +1,4 @@
-"""What the pages of a screen show, as the controller answers it."""
+"""Contents of a screen's pages, from answers of the controller."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which generation a worker is in, and how the members of a roster switch to the next one together. Pure."""
+"""Membership: the generation of a worker, and the joint switch of a roster's members to the next one. Pure."""

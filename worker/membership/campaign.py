@@ -1,4 +1,4 @@
-"""A leader's way to one commit: which members are ready, which attempt at the communicator runs, who has prepared it.
+"""A leader's way to one commit: the members that are ready, the attempt at a communicator, the members that have prepared it.
 Pure.
 
 An attempt begins when all members of the roster are ready from one common base, and rests on the content of their
@@ -24,7 +24,7 @@ Said = list[tuple[WorkerId, Prepare]]  # receivers and messages; the leader's me
 class Stand:
     """Position of the leader itself."""
 
-    base: int | None  # the generation in which it trains; 0: it stands still; None: neither yet
+    base: int | None  # the generation in which the leader trains; 0: it stands still; None: neither yet
     in_flight: bool  # whether the step in progress may decide for the prepared attempt
 
 

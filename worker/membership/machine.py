@@ -235,7 +235,7 @@ class Membership:
         if self._stage not in allowed:
             raise InvalidTransition(f"{type(event).__name__} of a worker that {self._stage.value}")
         match event:
-            case StepStarted(last):  # those of every step first
+            case StepStarted(last):  # first, since every step has one
                 return self._on_step_started(last)
             case WordRead(generation):
                 return self._on_word(generation)

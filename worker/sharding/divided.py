@@ -1,21 +1,21 @@
 """Optimizer state that is divided among a job's workers (ZeRO-1: Rajbhandari et al., 2020), for the training thread.
 
-Every worker has all parameters and, in each step, the whole gradient; so a script finds what it finds without division,
-and clipping has the bits of plain training. Of the optimizers' state a worker keeps the pieces that it owns, and those
-of another owner that it mirrors (`division`).
+Every worker has all parameters and, in each step, the whole gradient. So a script finds the same parameters and
+gradients as without division, and clipping has the bits of plain training. Of the optimizers' state a worker keeps the
+pieces that it owns, and those of another owner that it mirrors (`division`).
 
 *Before the control word is confirmed* (`prepare`) nothing of the state changes. In a generation's first step the
-workers tell which step's state they have, and send each other what the new division wants. Then each owner computes the
-new values of its parameters' elements from copies, block by block, and all gather them in the memory of the gradient,
-of which only own and mirrored elements are still needed. The last collective is a confirmation: a worker that completes
-it knows that every other has received everything.
+workers exchange the numbers of the steps whose state they have, and send each other the pieces that the new division
+assigns to them. Then each owner computes the new values of its parameters' elements from copies, block by block, and
+all gather them in the memory of the gradient, of which only own and mirrored elements are still needed. The last
+collective is a confirmation: a worker that completes it knows that every other has received everything.
 
 *Afterwards* (`put`, `update`, `committed`) no message is needed: own and mirrored pieces are updated in place, and the
 other parameters are copied from the gradient's memory.
 
-A worker whose confirmation does not arrive gives the step up, while another may have applied it. It then has all that
-the update needs, and keeps that (`given_up`) until it learns of what step the others' state is (`header_came`): if they
-have applied the step, it makes up for the update of its pieces.
+A worker whose confirmation does not arrive gives the step up, while another may have applied it. It then keeps the
+inputs of the update (`given_up`) until it learns the step of the others' state (`header_came`): if they have applied
+the step, it makes up for the update of its pieces.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A division, this worker's pieces of it in ascending order, and what follows from them for each step."""
+    """A division, this worker's pieces of it in ascending order, and the exchanges that each step needs for them."""
 
     division: Division
     pieces: list[Piece]
@@ -103,7 +103,7 @@ class DividedState:
     slots = 1
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Raises UserError, naming the first optimizer whose state cannot be divided."""
+        """Raise UserError, naming the first optimizer whose state cannot be divided."""
         check_elementwise(optimizers)
         self.optimizers = list(optimizers)
         self.whole_at: int | None = None  # the applied step of which this worker has the whole state
@@ -116,7 +116,9 @@ class DividedState:
         self._layout: Layout | None = None
         self._grid: Grid | None = None
         self._division: Division | None = None
-        self._sole: str | None = None  # without a division: the worker that has all there is; None: there is none yet
+        self._sole: str | None = (
+            None  # without a division: the worker that has the whole state; None: there is no state yet
+        )
         self._loaded: dict[torch.Tensor, dict[str, Any]] = {}  # a whole state that was loaded, by parameter
         self._plan: _Plan | None = None  # of the last update in which this worker took part
         self._step = NO_STATE  # the applied step of which this worker has its pieces
@@ -146,9 +148,9 @@ class DividedState:
         return {"sole": self._sole} if self._division is None else self._division.plain()
 
     def header_came(self, values: Mapping[str, Any], applied: int) -> None:
-        """Take note of the division of a state that this worker receives, that after the step `applied`.
+        """Take note of the division of the state after the step `applied`, which this worker receives.
 
-        A worker that has given that step up, and has all for its update, makes up for it.
+        If the worker has given that step up, and has kept the inputs of its update, it makes the update now.
         """
         log, self._log = self._log, None
         if log is not None and log.pending.step == applied:
@@ -193,11 +195,11 @@ class DividedState:
             raise
 
     def _confirm(self, communicator: Communicator) -> None:
-        """Return when all workers have received everything. Raises CommunicatorBroken: then others may know it."""
+        """Block until all workers have received everything. Raises CommunicatorBroken; others may be confirmed all the same."""
         communicator.wait(communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))
 
     def given_up(self) -> None:
-        """Forget the step in progress, but for what makes up for its update."""
+        """Forget the step in progress, except for the inputs with which its update can be made later."""
         self._pending = None
         self.wish = Whole.NOT
 
@@ -228,7 +230,7 @@ class DividedState:
     def _divide(
         self, communicator: Communicator, grid: Grid, layout: Layout, applied: int
     ) -> tuple[Division, list[Piece]]:
-        """Return the new division and this worker's pieces of it; the workers send each other what is missing."""
+        """Return the new division and this worker's pieces of it; the workers send each other the missing pieces."""
         me = self._workers[self._rank]
         payloads = exchange(communicator, {"step": self._step, "division": self.plain()})
         having = {worker for worker, payload in zip(self._workers, payloads, strict=True) if payload["step"] == applied}
@@ -263,7 +265,7 @@ class DividedState:
         return target, self._compose(target, [*kept, *received])
 
     def _initial(self) -> dict[torch.Tensor, dict[str, Any]]:
-        """Return what the optimizers have before the first step: state that the script has loaded, or Adagrad's."""
+        """Return the optimizers' state before the first step: state that the script has loaded, or Adagrad's."""
         return {parameter: state for each in self.optimizers for parameter, state in each.state.items()}
 
     def _of_whole(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> list[Piece]:
@@ -388,7 +390,7 @@ class DividedState:
         update(optimizer, optimizer.param_groups, [each for each in self._work_due if each.optimizer == number])
 
     def committed(self) -> None:
-        """The step's update has been made."""
+        """End the step, whose update has been made."""
         pending, self._pending = self._pending, None
         assert pending is not None
         self._hold(pending)
@@ -413,8 +415,8 @@ class DividedState:
     def assemble(self, communicator: Communicator, finished: bool, leads: bool) -> Whole:
         """Send the owned pieces to the workers that want the whole state, which keep it in the host's memory.
 
-        A collective if there is a wish, or if the job is over: then the leader saves its state. Returns for what the state
-        is whole now: for anything on a worker that is alone.
+        A collective if some worker wishes for it, or if the job is over: then the leader saves its state. Returns the
+        purpose for which the state is whole now; for a worker that is alone, every purpose.
         """
         wanted = (finished and leads) or self.wish is not Whole.NOT
         self.wish = Whole.NOT
@@ -430,7 +432,7 @@ class DividedState:
             targets = [rank for rank, payload in enumerate(payloads) if payload["wants"] and rank != self._rank]
             outgoing = [(rank, piece) for rank in targets for piece in self._owned()]
             self._others = trade(communicator, outgoing, self._layout, host=True)
-        except CommunicatorBroken:  # the next step finds that, too
+        except CommunicatorBroken:  # the next step raises it again
             return Whole.NOT
         if wanted:
             self.whole_at = self._step

@@ -2,7 +2,7 @@
 
 Each interval has an *owner*, and its owner's *mirror* keeps the same state (Rajbhandari et al., 2020, ZeRO-1, has
 owners alone). Both make the same update from the same gradient, so a mirror costs no message. After the loss of a
-worker the mirrors of what it owned have its state. An owner's mirror is on another server where there is one.
+worker its mirror has the state of the intervals that it owned. A mirror is on another server than its owner if possible.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def surviving(division: Division, present: Collection[str]) -> Division:
 
 
 def moves(division: Division, present: Collection[str], target: Division) -> list[Move]:
-    """Return what each worker has to receive, in ascending order of elements and workers.
+    """Return the moves through which each worker gets its state, in ascending order of elements and workers.
 
     Raises StateLost if elements have no holder in `present`.
     """

@@ -1,4 +1,4 @@
-"""Which optimizers may update a part of a parameter (ZeRO-1), with the same bits as the whole.
+"""Table of the optimizers that may update a part of a parameter (ZeRO-1), with the same bits as the whole.
 
 The rule: an optimizer is *elementwise* if the new value of an element follows from that element's gradient, value and
 state, from the group's options, and from counters that are equal for all elements of a parameter. Only classes of
@@ -37,7 +37,7 @@ ELSEWHERE = {  # classes of other libraries, by lower-case name
 
 
 def check_elementwise(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raises UserError, naming the first optimizer whose state cannot be divided."""
+    """Raise UserError, naming the first optimizer whose state cannot be divided."""
     for optimizer in optimizers:
         kind = class_of(optimizer)
         if (reason := _reason(kind)) is not None:
@@ -79,7 +79,7 @@ def one_thread() -> Iterator[None]:
 
 
 def class_of(optimizer: torch.optim.Optimizer) -> type:
-    """Return the script's class: the runtime may have put one of its own before it."""
+    """Return the optimizer's class as the script made it, without a class that the runtime has put before it."""
     kind = type(optimizer)
     return next(each for each in kind.__mro__[1:] if each is not ElasticOptimizer) if _is_ours(kind) else kind
 

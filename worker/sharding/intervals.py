@@ -1,13 +1,13 @@
-"""Which worker owns which elements of the flat parameters, and what moves when the workers change. Pure.
+"""Owners of the elements of the flat parameters, and their moves when the workers change. Pure.
 
 Flat tensors are those of the gradient's layout. A cut lies at a multiple of `GRAIN` elements from the beginning of a
 parameter, or at its end: a multiple of 64, at which no elementwise optimizer's bits differ. So cuts do not depend on
 the number of workers.
 
 A flat tensor is divided into blocks, which are exchanged one after the other. Each block is divided equally among all
-workers, so that all of them have the same to do in each block. When the workers change, those that stay keep as much
-as their new share allows; so no more moves than must. The owners therefore depend on what happened before, and travel
-with the state.
+workers, so that all of them have equal work in each block. When the workers change, those that stay keep as much as
+their new share allows, so that the fewest elements move. The owners therefore depend on earlier changes, and are part
+of the state.
 """
 
 from __future__ import annotations

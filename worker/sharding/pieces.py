@@ -1,4 +1,4 @@
-"""Parts of the optimizers' state that one worker keeps: how they are updated, sent, received and put together.
+"""Parts of the optimizers' state that one worker keeps: their update, transfer and composition.
 
 A *piece* is a range of elements of one parameter with their state, in the order of the parameter's memory. State of an
 optimizer is either one value for each element (`exp_avg`) or one for all of them (`step`); pieces that are cut have the
@@ -178,7 +178,7 @@ def trade(
 ) -> list[Piece]:
     """Send pieces to other ranks, and return those that they send to this one. A collective.
 
-    outgoing: rank and piece. host: keep what is received in the host's memory. Raises CommunicatorBroken.
+    outgoing: rank and piece. host: keep received pieces in the host's memory. Raises CommunicatorBroken.
     """
     listed = [
         [rank, *_plain(piece.interval), [[key, *_described(value)] for key, value in piece.state.items()]]

@@ -1,4 +1,4 @@
-"""Activities of the training thread: what it does, what it may do next, and how long that may take. Pure.
+"""Activities of the training thread: the present one, the possible next ones, and their limits. Pure.
 
 The thread does one thing at a time. An activity of its own has a limit, after which its process ends. An activity
 together with other workers has a longer one, after which the thread abandons the communicator (`limits`); it then has

@@ -65,7 +65,7 @@ class Generation:
             self._all_host()
 
     def rehost(self, sizes: tuple[int, ...]) -> None:
-        """Let the ranks host so many virtual workers each from the next step on, as the step in progress has told all members."""
+        """Let the ranks host these numbers of virtual workers from the next step on. All members get them in the same step."""
         self._sizes = sizes if self.all_host else ()
 
     @property

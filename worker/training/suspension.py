@@ -1,4 +1,4 @@
-"""Which worker saves the state of a preempted job, and which workers wait until it is saved. Pure.
+"""Choice of the worker that saves the state of a preempted job, and of those that wait until it is saved. Pure.
 
 A preempted job's workers end between two steps, and with them its state, unless one of them has saved it. The worker
 named by the controller saves; if it is not in the roster (it has just left), the leader does. A save may fail: a disk
