@@ -133,7 +133,7 @@ def admission(case: Case) -> Admission:
 
 
 def policy(case: Case, prepared: Setup) -> Policy:
-    """The policy of a case. Raises UserError."""
+    """Return the policy of a case. Raises UserError."""
     rule = peer_rules.RULES.get(case.policy)
     if rule is not None:
         return rule(prepared.assigned.workload)

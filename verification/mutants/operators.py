@@ -109,7 +109,7 @@ def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def _head(node: ast.stmt) -> str:
-    """A statement as text; of one that contains others, what stands before them."""
+    """Return a statement as text; of one that contains others, the part before them."""
     if not any(True for _ in _blocks(node)):
         return ast.unparse(node)
     bare = copy.copy(node)

@@ -205,7 +205,7 @@ def _kept(name: str, files: Sequence[str], work: Callable[[], str]) -> str:
 
 
 def _broken(seed: int) -> str:
-    """The invariant that a history breaks; empty: none."""
+    """Return the invariant that a history breaks; empty: none."""
     return play(Settings().plan(seed)).invariant
 
 

@@ -129,7 +129,7 @@ def _print_shortest(outcome: Outcome, settings: Settings, options: argparse.Name
 
 
 def _of_its_kind(options: argparse.Namespace) -> str:
-    """The command-line options, besides the seed, that a seed needs to give the same history."""
+    """Return the command-line options, besides the seed, that a seed needs to give the same history."""
     usual = _parser().parse_args([])
     names = ("weather", "policy", "servers", "gpus", "jobs", "storm_s")
     told = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(usual, name)}

@@ -95,7 +95,7 @@ class _Record:
     end: tuple[int | None, str] | None = None
 
     def found(self, runs: bool) -> Found:
-        """The view of a restarting agent. Simulated shims never end before their workers."""
+        """Return the view of a restarting agent. Simulated shims never end before their workers."""
         start = self.start
         shim, worker = (1, 2) if self.begun else (None, None)
         record = Record(
@@ -188,7 +188,7 @@ class Agent(Process):
         self._dispatch(AgentTick())
 
     def _use_of(self, name: WorkerId, worker: Worker) -> WorkerUse:
-        """The GPUs of a job do nothing for some stretches of time, the same on all servers, whatever its workers do."""
+        """Return a worker's use. A job's GPUs are idle for some stretches of time, the same on all servers."""
         now = self.timeline.now
         idle_s = now % IDLE_STRETCH_S
         chance = random.Random(f"{self._world.seed}/idle/{worker.job}/{now // IDLE_STRETCH_S}").random()
@@ -221,7 +221,7 @@ class Agent(Process):
         self._dispatch(ControllerMessage(message, term))
 
     def _refuses(self, message: ToAgentFromController, term: int) -> None:
-        """A message of a deposed controller: the agent must warn, and do nothing else."""
+        """Check that the agent answers a message of a deposed controller with a warning, and does nothing else."""
         sizes = self.sizes
         actions = self._machine.handle(self.now, ControllerMessage(message, term))
         done = [type(action).__name__ for action in actions if not isinstance(action, Warn)]

@@ -41,7 +41,7 @@ class Life:
     strikes: tuple[tuple[int, How], ...] = ()
 
     def __str__(self) -> str:
-        """The name on the command line."""
+        """Return the name on the command line."""
         return f"{self.name}/{self.store}" + "".join(f"/{number}:{how.value}" for number, how in self.strikes)
 
     @staticmethod
@@ -120,7 +120,7 @@ def _patiently(stage: Stage, line: str) -> None:
 
 
 def lives(name: str, store: str, twice: int = 0) -> Iterator[Life]:
-    """Each operation of an undisturbed life with each failure that is possible there.
+    """Yield each operation of an undisturbed life with each failure that is possible there.
 
     `twice`: number of following operations of the same process at which a second crash is tried, before and after each.
     """

@@ -71,7 +71,7 @@ class Bookkeeper:
             self._sum_up()
 
     def unsure(self, by_s: float | None = None) -> None:
-        """The controller cannot know how long it was away. `by_s`: how far its clock has jumped meanwhile; None: unknown."""
+        """Note that the controller cannot know how long it was away. `by_s`: jump of its clock in that time; None: unknown."""
         for book in self._books.values():
             if by_s is None:
                 book.sure = False
@@ -79,7 +79,7 @@ class Bookkeeper:
                 book.held_gpu_s += book.holds * by_s
 
     def store_changed(self, contents: Sequence[tuple[str, bytes]]) -> None:
-        """The store was replaced; the accounts start from its contents."""
+        """Start the accounts from the contents of a store that was replaced."""
         self.unsure()
         self._spent, self._months, self._states = {}, {}, States(contents)
         for key, value in contents:

@@ -22,7 +22,7 @@ MOST_BYTES = 256 << 10  # of a record, of a message
 
 
 def sizes(cluster: Cluster, servers: int) -> None:
-    """Every table of the controller is bounded. `servers`: how many there are."""
+    """Check that every table of the controller is bounded. `servers`: their number."""
     jobs = [job.record for job in cluster.jobs.values()]
     bounds = {
         "answers": (len(cluster.clients.answers), KEPT_ANSWERS),

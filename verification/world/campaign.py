@@ -39,7 +39,7 @@ class Settings:
     shape: Shape = field(default_factory=Shape)
 
     def plan(self, seed: int) -> Plan:
-        """The history of a seed."""
+        """Return the history of a seed."""
         name = self.weather or ("hostile" if seed % 2 else "tcp")
         plan = draw(seed, WEATHERS[name], self.shape)
         return with_agreements(with_zombies(with_forger(with_disasters(plan)))) if self.shape == Shape() else plan

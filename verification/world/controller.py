@@ -151,7 +151,7 @@ class Controller(Process):
             raise Violation("the store, replayed, equals the live state", "; ".join(odd[:3]))
 
     def _build(self, term: int) -> Build:
-        """The factory of a reign's state machines."""
+        """Return the factory of a reign's state machines."""
 
         def build(now: float, records: Sequence[tuple[str, bytes]]) -> ControllerMachine:
             self._made += 1

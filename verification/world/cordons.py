@@ -60,7 +60,7 @@ class Cordons:
         self.drains_left = 0  # number of jobs that have left a drained server
 
     def asked(self, name: str, request: Request) -> None:
-        """An operator sends a request."""
+        """Take note of an operator's request."""
         self._asked_s[name] = self._world.timeline.now
         if isinstance(request, UncordonServer | RemoveServer):
             said = self._said.setdefault(request.server, _Said())
@@ -73,7 +73,7 @@ class Cordons:
                 said.cordons.pop(gpu, None)
 
     def answered(self, name: str, request: Request | None, answer: Answer) -> None:
-        """An operator's request is answered."""
+        """Take note of the answer to an operator's request."""
         if isinstance(request, UncordonServer | RemoveServer):
             self._said.setdefault(request.server, _Said()).lifting -= 1
         elif isinstance(request, CordonServer) and isinstance(answer, ServerCordoned):
@@ -90,11 +90,11 @@ class Cordons:
             raise Violation("record, then act", f"{name} is acknowledged, and the store has {record}")
 
     def store_changed(self) -> None:
-        """The store was lost or restored: acknowledged cordons may be forgotten."""
+        """Forget acknowledged cordons, since the store was lost or restored."""
         self._said.clear()
 
     def starting(self, server: ServerId, start: StartWorker) -> None:
-        """The controller orders an agent to start a worker."""
+        """Check the GPUs on which the controller orders an agent to start a worker."""
         said = self._said.get(server)
         wrong = [gpu for gpu in start.gpus or (start.gpu,) if said is not None and said.cordoned(gpu)]
         if wrong:

@@ -32,7 +32,7 @@ Disaster = Callable[[random.Random, float], list[Fault]]
 
 
 def with_disasters(plan: Plan) -> Plan:
-    """The plan of a history of disasters if the seed has one of the remainders, else `plan` unchanged."""
+    """Return the plan of a history of disasters if the seed has one of the remainders, else `plan` unchanged."""
     if plan.seed % EVERY not in SEEDS or not plan.faults:
         return plan
     chance = random.Random(f"{plan.seed}/disasters")
@@ -84,7 +84,7 @@ def _long_job(chance: random.Random, name: str, evaluates: bool) -> JobPlan:
 
 
 def _gang(chance: random.Random, at: float, name: str, gpus: int) -> JobPlan:
-    """A short job that needs every GPU: all other jobs are preempted."""
+    """Return a short job that needs every GPU: all other jobs are preempted."""
     job = _long_job(chance, name, evaluates=False)
     spec = msgspec.structs.replace(
         job.spec, gpus=GpuRange(min=gpus, max=gpus), virtual_workers=max(8, gpus), max_steps=GANG_STEPS
@@ -100,7 +100,7 @@ def _who(chance: random.Random) -> int:
 
 
 def _everybody(chance: random.Random) -> int:
-    """The `who` of a cut that separates a server from the other servers, too."""
+    """Return the `who` of a cut that separates a server from the other servers, too."""
     return 2 * chance.randrange(500) + 1
 
 

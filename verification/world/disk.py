@@ -52,7 +52,7 @@ class Disk:
         return Turn(self, build(0), now)
 
     def follow(self) -> None:
-        """A restarted controller stands by."""
+        """Let a restarted controller stand by."""
 
     def renew(self) -> bool:
         """Renew the leader's lease, if there is one. False: the leadership is over."""
@@ -152,5 +152,5 @@ class Disk:
 
 
 def unavailable(trouble: Trouble) -> StoreUnavailable:
-    """The error that a failing store raises."""
+    """Return the error that a failing store raises."""
     return StoreUnavailable(trouble.value)

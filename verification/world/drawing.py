@@ -338,7 +338,7 @@ class Shape:
 
 
 def draw(seed: int, weather: Weather, shape: Shape) -> Plan:
-    """The plan of `seed`.
+    """Return the plan of `seed`.
 
     Each history draws its faults from a few groups of kinds only, since a fault of resizes shows sooner without other
     disturbances (swarm testing: Groce et al., ISSTA 2012). Some faults come in bursts, so that they coincide.
@@ -504,7 +504,7 @@ def _types(chance: random.Random, servers: int) -> tuple[str, ...]:
 
 
 def _typed(chance: random.Random, job: JobPlan, types: Sequence[str], gpus: int) -> JobPlan:
-    """The job; it may ask for a type, for GPUs per server, or be able to use several types at once."""
+    """Return the job; it may ask for a type, for GPUs per server, or be able to use several types at once."""
     asked, least, most = job.spec.gpus, job.spec.gpus.min, job.spec.gpus.max
     enough = [name for name in TYPES if types.count(name) * gpus >= least]
     word, mixes, gang = chance.random() < 0.5, chance.random() < 0.4, chance.random() < 0.25
@@ -520,7 +520,7 @@ def _typed(chance: random.Random, job: JobPlan, types: Sequence[str], gpus: int)
 
 
 def _with_deadline(chance: random.Random, job: JobPlan) -> JobPlan:
-    """The job, most often with a deadline. The duration of its steps is given, or measured."""
+    """Return the job, most often with a deadline. The duration of its steps is given, or measured."""
     has, soft, told = chance.random() < 0.8, chance.random() < 0.25, chance.random() < 0.6
     alone_s = job.script.steps * job.script.step_s
     in_s = chance.uniform(0.2, 3.0) * max(alone_s, 10.0)
@@ -537,7 +537,7 @@ def _loan(chance: random.Random, shape: Shape) -> Fault:
 
 
 def _with_amounts(chance: random.Random, job: JobPlan, cores: int) -> JobPlan:
-    """The job, which most often asks for cores or memory; sometimes for more than a server's part for each GPU."""
+    """Return the job, which most often asks for cores or memory; sometimes for more than a server's part for each GPU."""
     cpus, gib = chance.choice((0.0, 1.0, 2.0, 3.5, float(cores))), chance.choice((0, 0, 1, 3, cores // 2))
     asked = {"cpus": cpus, "memory_bytes": gib << 30, "notify": (Notify.START, Notify.END)}
     return replace(job, spec=msgspec.structs.replace(job.spec, **asked))
@@ -548,7 +548,7 @@ def _with_priority(chance: random.Random, job: JobPlan) -> JobPlan:
 
 
 def _with_newcomers(chance: random.Random, job: JobPlan) -> JobPlan:
-    """A job that trains for a while, with newcomers that mostly differ from the others, or do not fit on all servers."""
+    """Return a job that trains for a while, with newcomers that mostly differ from the others, or do not fit on all servers."""
     ending = chance.choice((Ending.UNLIKE, Ending.UNLIKE, Ending.MISFITS, Ending.MISFITS, Ending.TRAINS))
     low, step_s = chance.choice((1, 1, 1, 2)), chance.choice((1.0, 2.0, 4.0))
     steps = int(chance.uniform(150, 600) / step_s)
@@ -566,7 +566,7 @@ def _with_newcomers(chance: random.Random, job: JobPlan) -> JobPlan:
 
 
 def _for_resizes(job: JobPlan) -> JobPlan:
-    """A job that trains for long, without odd parameters."""
+    """Return a job that trains for long, without odd parameters."""
     script = replace(job.script, ending=Ending.TRAINS, step_s=RESIZES_STEP_S, steps=RESIZES_STEPS)
     spec = msgspec.structs.replace(
         job.spec, gpus=GpuRange(min=1, max=8), virtual_workers=8, throughput={}, max_steps=RESIZES_STEPS, **LIMITS
@@ -601,7 +601,7 @@ def _command(chance: random.Random, job: JobPlan, server_gpus: int) -> JobPlan:
 
 
 def _for_preemptions(chance: random.Random, job: JobPlan) -> JobPlan:
-    """A job that trains for long, and saves seldom and slowly; its epochs are short."""
+    """Return a job that trains for long, and saves seldom and slowly; its epochs are short."""
     step_s, evaluates = chance.choice((1.0, 2.0, 8.0)), chance.random() < 0.6
     ending = chance.choices((Ending.TRAINS, Ending.IGNORES_SIGNAL), (3, 1))[0]
     steps, low = int(PREEMPTED_S / step_s), chance.choice((1, 1, 2, 3))

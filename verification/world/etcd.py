@@ -227,7 +227,7 @@ class SharedDisk(Disk):
         return found.value if found is not None else None
 
     def begin(self, life: int, build: Callable[[int], Build], now: float) -> Turn:
-        """The next controller is elected, and recovers. Raises StoreUnavailable if that fails: then another one tries."""
+        """Elect the next controller, which recovers. Raises StoreUnavailable if that fails: then another one tries."""
         name = NAMES[life % len(NAMES)]
         store = EtcdStore(Line(self.members, self._rpc, self._counting, name), ROOT, BOUNDS)
         asking = ElectionRequests(store, PresenceRecord(name=name, version="0", since_s=now), LEASE_S)
@@ -255,7 +255,7 @@ class SharedDisk(Disk):
         return Turn(store, build(won.reign.term), now, records=mirror.records())
 
     def follow(self) -> None:
-        """A restarted controller stands by again: it lists the store, and follows its changes."""
+        """Let a restarted controller stand by again: it lists the store, and follows its changes."""
         records = [record for record in self._physical() if not record.key.startswith(ARCHIVE)]
         archived = [record.key for record in self._physical() if record.key.startswith(ARCHIVE)]
         for name in NAMES:
@@ -323,7 +323,7 @@ class SharedDisk(Disk):
             self.on_commit(writes)
 
     def _odd(self) -> str:
-        """The difference between the store and the committed contents, in words."""
+        """Return the difference between the store and the committed contents, in words."""
         there = {record.key: record.value for record in self._physical()}
         committed = {key: record.value for key, record in self._records.items()}
         odd = [key for key in sorted({*there, *committed}) if there.get(key) != committed.get(key)]

@@ -87,7 +87,7 @@ _TROUBLES: dict[Kind, Severity] = {
 
 
 def _trouble(world: Cluster, agent: Agent, number: int, fault: Fault) -> None:
-    """The agent reports a hardware trouble. Only a dead GPU may cost steps."""
+    """Let the agent report a hardware trouble. Only a dead GPU may cost steps."""
     gpu: int | None = fault.who // 8 % len(agent.server.gpus)
     if fault.kind is Kind.SERVER_BARRED:
         gpu = None

@@ -94,7 +94,7 @@ class Forger:
         return known.uid if known is not None else ""
 
     def _made_up(self) -> WorkerStatus | None:
-        """A forged status of a worker that runs elsewhere, or that does not exist."""
+        """Return a forged status of a worker that runs elsewhere, or that does not exist."""
         others = [worker for worker in self._world.workers() if worker.host != self._agent.host]
         if not others:
             return None
@@ -110,7 +110,7 @@ class Forger:
         )  # fmt: skip
 
     def _arrives(self, lie: ToControllerFromAgent, status: WorkerStatus) -> None:
-        """The forgery reaches the controller. Raises Violation if a job's record changes by it, or if it is not counted."""
+        """Deliver a forgery to the controller. Raises Violation if a job's record changes by it, or if it is not counted."""
         controller, server = self._world.controller, self._agent.server.server
         if controller.state is not State.RUNNING or controller.trouble:
             return
@@ -132,7 +132,7 @@ class Forger:
             raise Violation("a forged report is counted", text)
 
     def hello(self, hello: AgentHello, first: bool) -> AgentHello:
-        """A hello of the agent with forgeries. `first`: to this controller."""
+        """Return a hello of the agent with forgeries. `first`: to this controller."""
         if first:  # honest: the made-up workers were ordered to stop, and reported as ended
             kept = tuple(ended for ended in hello.exited if ended.worker not in self._named)
             hello = msgspec.structs.replace(hello, exited=kept)
@@ -158,7 +158,7 @@ def forged(world: Testbed, server: ServerId) -> int:
 
 
 def _records(jobs: Mapping[JobId, Job]) -> dict[JobId, object]:
-    """The parts of jobs that a forgery could change; without times, which move for all jobs while a controller is away."""
+    """Return the parts of jobs that a forgery could change; without times, which move for all jobs while a controller is away."""
     return {
         name: (
             *(job.record.phase, job.record.generation, job.record.committed, job.record.target, job.record.overtaken),

@@ -75,7 +75,7 @@ class Ground(ABC):
         self._spared_until: dict[Moment, float] = {}
 
     def add_job(self, plan: JobPlan) -> None:
-        """A job that was not in the plan."""
+        """Add a job that was not in the plan."""
         self.scripts[plan.spec.name] = plan.script
         self.oracle.add_plan(plan)
 
@@ -98,15 +98,17 @@ class Ground(ABC):
 
     @abstractmethod
     def answered(self, client: bytes, reply: Reply) -> None:
-        """The controller answers a request."""
+        """Take an answer of the controller to a request."""
 
     @abstractmethod
     def starting(self, server: ServerId, start: StartWorker) -> None:
-        """The controller orders an agent to start a worker."""
+        """Take note that the controller orders an agent to start a worker."""
 
     @abstractmethod
     def as_heard(self, hello: AgentHello, identity: str, first: bool) -> AgentHello:
-        """A hello as it reaches the controller: with forgeries, if its server is compromised. `first`: to this controller."""
+        """Return a hello as it reaches the controller: with forgeries, if its server is compromised.
+
+        `first`: it is the first to this controller."""
 
     # -- time
 
@@ -125,14 +127,14 @@ class Ground(ABC):
 
     @abstractmethod
     def struck(self, operation: Operation, how: How) -> None:
-        """An operation that is being carried out fails."""
+        """Handle the failure of an operation in progress."""
 
     @abstractmethod
     def strike(self, number: int, fault: Fault, job: JobId | None = None) -> None:
         """Apply a fault now. `number`: its index in the plan. `job`: the job of the awaited moment, if any."""
 
     def due(self, number: int, fault: Fault) -> None:
-        """The time of a planned fault has come: it strikes, or waits for its moment."""
+        """Let a planned fault strike at its time, or wait for its moment."""
         if fault.moment is Moment.AT_ONCE:
             self.strike(number, fault)
             return

@@ -72,7 +72,7 @@ def play(plan: Plan, tell: bool = False) -> Outcome:
 def shrink(
     plan: Plan, invariant: str, on_try: Callable[[int], None] = lambda left: None
 ) -> tuple[Plan, frozenset[int]]:
-    """The shortest plan found that breaks the same invariant, and the numbers (in `plan`) of the entries that it keeps.
+    """Return the shortest plan found that breaks the same invariant, and the numbers (in `plan`) of the entries that it keeps.
 
     Entries are left out by halves, then one by one (Zeller's ddmin, without its complements). `on_try`: called with the number
     left.

@@ -60,7 +60,7 @@ class Intruders(Process):
         pass
 
     def watch(self, name: str, request: Request, by: Principal) -> None:
-        """A user sends a request with this id."""
+        """Try, upon some requests of users, to reuse the id, to see other users' data, or to do something forbidden."""
         people, chance = self._world.people, random.Random(f"{self._world.seed}/intruder/{name}")
         if not people.users or chance.random() >= TRIES:
             return

@@ -118,24 +118,24 @@ class Knowledge:
         self._plans[plan.spec.name] = plan
 
     def job(self, job: JobId) -> Known:
-        """The state of a submitted job."""
+        """Return the state of a submitted job."""
         known = self._jobs.get(job)
         if known is None:
             known = self._jobs[job] = Known(self._plans[job.rpartition("-")[0]])
         return known
 
     def disturbed(self, job: JobId, for_s: float = 0.0) -> None:
-        """A fault hits workers of this job, or their resources, for `for_s`."""
+        """Note that a fault hits workers of this job, or their resources, for `for_s`."""
         known = self.job(job)
         known.disturbed_at = max(known.disturbed_at, self._timeline.now + for_s)
 
     def hit(self, who: str, for_s: float = 0.0) -> None:
-        """A fault hits this server or worker for `for_s`."""
+        """Note that a fault hits this server or worker for `for_s`."""
         until = self._timeline.now + for_s
         self._hit_until[who] = max(until, self._hit_until.get(who, until))
 
     def controller_hit(self, for_s: float = 0.0) -> None:
-        """A fault hits the controller or its store, for `for_s`."""
+        """Note that a fault hits the controller or its store, for `for_s`."""
         self._controller_hit_until = max(self._controller_hit_until, self._timeline.now + for_s)
 
     def _hit(self, who: str) -> float:
@@ -151,7 +151,7 @@ class Knowledge:
             known.disturbed_at = self._timeline.now + LASTS_S
 
     def store_changed(self, contents: Iterable[tuple[str, bytes]]) -> None:
-        """The store was lost or restored. Only acknowledgements that are newer than `contents` may be forgotten."""
+        """Note that the store was lost or restored: only acknowledgements newer than `contents` may be forgotten."""
         self._states = States(contents)
         self._made_by.clear()
         self._reigns.clear()

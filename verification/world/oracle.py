@@ -61,7 +61,7 @@ class Oracle(Knowledge):
     # -- inputs from the simulation
 
     def reigns(self, term: int, incarnation: str) -> None:
-        """A controller's state machine sends a message to an agent."""
+        """Check the term of a controller's state machine that sends a message to an agent."""
         if self._reigns.setdefault(term, incarnation) != incarnation:
             text = f"{incarnation} speaks in term {term}, in which {self._reigns[term]} has spoken"
             raise Violation("a term is of one reign", text)
@@ -69,7 +69,7 @@ class Oracle(Knowledge):
     # -- processes
 
     def start_asked(self, gpu: str, worker: WorkerId) -> None:
-        """An agent is about to start a worker's process; the start may fail."""
+        """Check how often workers are started on a GPU. The start, which an agent is about to make, may fail."""
         server, number = ServerId(gpu.partition("/")[0]), job_number(JobId(worker.rpartition(".")[0]))
         self._started[server] = max(number, self._started.get(server, 0))
         starts = self._starts.setdefault(gpu, deque(maxlen=MOST_STARTS))
@@ -79,7 +79,7 @@ class Oracle(Knowledge):
         starts.append(self._timeline.now)
 
     def process_started(self, gpus: Sequence[str], worker: WorkerId, name: str) -> None:
-        """A worker's process has started on these GPUs, of the model `name`."""
+        """Check the process of a worker that has started on these GPUs, of the model `name`."""
         for gpu in gpus:
             there = self._on_gpu.setdefault(gpu, [])
             there.append(worker)
@@ -99,7 +99,7 @@ class Oracle(Knowledge):
             self._begin_in_gang(job, known, worker)
 
     def _check_amounts(self, server: str) -> None:
-        """The workers on a server may not have asked for more cores or memory than it has."""
+        """Check that the workers on a server have not requested more cores or memory than it has."""
         gib = Amounts(1000, 1 << 30) * self._cores
         here = {worker: self.job(JobId(worker.rpartition(".")[0])) for worker in self._on(server)}
         if not gib or any(known.uncertain for known in here.values()):
@@ -124,11 +124,11 @@ class Oracle(Knowledge):
         return record.cycle > known.generation
 
     def may_mix(self, job: JobId) -> None:
-        """A worker of a heterogeneous job has found that its operators have one algorithm on all GPU types."""
+        """Note that the operators of a heterogeneous job have one algorithm on all GPU types, as a worker has found."""
         self.job(job).agnostic = True
 
     def _begin_in_gang(self, job: JobId, known: Known, worker: WorkerId) -> None:
-        """A process of a job without `elastic.join()` starts: only as a whole gang, and no more often than `restarts` allows."""
+        """Check the start of a job without `elastic.join()`: only as a whole gang, and no more often than `restarts` allows."""
         generation = max((g for g, roster in known.rosters.items() if worker in roster), default=0)
         strangers = [other for other, theirs in known.living.items() if theirs != generation]
         allowed = known.plan.spec.restarts
@@ -156,13 +156,11 @@ class Oracle(Knowledge):
             known.runs[generation][worker] = code
 
     def joined(self, job: JobId) -> None:
-        """A worker calls `elastic.join()`: from now on the job is elastic."""
+        """Note that a worker calls `elastic.join()`: from now on the job is elastic."""
         self.job(job).joined = True
 
     def differed(self, job: JobId) -> None:
-        """A newcomer's results differ from the others', and it ends. No other newcomer is to follow while the others have the
-        state.
-        """
+        """Check the number of newcomers that end since their results differ: none is to follow while others have the state."""
         known = self.job(job)
         known.unlike += 1
         if known.unlike > MOST_UNLIKE:
@@ -178,7 +176,7 @@ class Oracle(Knowledge):
         known.misfits.append(now)
 
     def passed_on(self, server: str, order: Order, heard: Order) -> None:
-        """An agent passes an order to a worker. `heard`: the newest order of this job that the agent has."""
+        """Check an order that an agent passes to a worker. `heard`: the newest order of this job that the agent has."""
         if order.uid == heard.uid and order.roster.generation < heard.roster.generation:
             text = f"{server} passes on order {order.roster.generation} of {order.job}, and has heard {heard.roster.generation}"
             raise Violation("what is overtaken is not passed on", text)
@@ -247,7 +245,7 @@ class Oracle(Knowledge):
         known.frontier[lineage] = max(furthest, step)
 
     def steps_on(self, job: JobId, worker: WorkerId, generation: int, step: int) -> None:
-        """A worker begins a step. Its generation must not have ended at this worker."""
+        """Check that the generation in which a worker begins a step has not ended before this step."""
         decided = self.job(job).decided.get(generation)
         if decided is not None and step > decided:
             text = (
@@ -256,7 +254,7 @@ class Oracle(Knowledge):
             raise Violation("all switch at the same boundary", text)
 
     def left(self, job: JobId, worker: WorkerId, generation: int) -> None:
-        """A worker ends since it is in no roster. Its generation needs it until a step has decided on the next."""
+        """Check the end of a worker that has left the roster: its generation needs it until a step has decided on the next."""
         known = self.job(job)
         if generation not in known.decided:
             raise Violation("nobody leaves before everybody knows", f"{worker} leaves generation {generation}")
@@ -276,7 +274,7 @@ class Oracle(Knowledge):
         self.job(job).epochs.add(epoch)
 
     def goes_on(self, job: JobId, generation: int) -> None:
-        """A generation continues from a checkpoint: from now on earlier generations must not touch the job's checkpoints."""
+        """Note that a generation continues from a checkpoint: earlier ones must not write checkpoints of the job any more."""
         known = self.job(job)
         known.checkpoint_of = max(known.checkpoint_of, generation)
 
@@ -294,7 +292,9 @@ class Oracle(Knowledge):
             raise Violation("an epoch is over when its last lines have run", text)
 
     def begins(self, job: JobId, worker: WorkerId, step: int, state: int, least: int) -> int:
-        """A first holder of the state begins after `step`: from a checkpoint, or (-1) from scratch. Returns its lineage.
+        """Check a first holder of the state, which begins after `step`: from a checkpoint, or (-1) from scratch.
+
+        Returns its lineage.
 
         `least`: step of the newest checkpoint that the controller knows of, or -1.
         """
@@ -327,8 +327,9 @@ class Oracle(Knowledge):
         return known.lineage
 
     def _check_preemption(self, job: JobId, known: Known, step: int) -> None:
-        """A preempted job starts again, or is cancelled, with `step` saved. The state of undisturbed workers must have been
-        saved.
+        """Check a preempted job that starts again, or is cancelled, with `step` saved.
+
+        The state of undisturbed workers must have been saved.
         """
         preempted, known.preempted = known.preempted, None
         if preempted is None or preempted.step - step <= 1 or known.plan.script.ending in FAILING:
@@ -346,7 +347,7 @@ class Oracle(Knowledge):
     # -- the controller
 
     def stop_sent(self, server: ServerId, stop: StopWorker) -> None:
-        """The controller orders an agent to stop a worker, which may be known only from a forged status."""
+        """Check the controller's request to stop a worker, which may be known only from a forged status."""
         known = self._jobs.get(stop.job)
         if known is None or known.record is None:
             return
@@ -374,7 +375,7 @@ class Oracle(Knowledge):
         awaited: Collection[ServerId] = (),
         present: Collection[ServerId] = (),
     ) -> tuple[JobId, ...]:
-        """The controller has committed these writes. Returns the jobs that have ended in them.
+        """Check the writes that the controller has committed. Returns the jobs that have ended in them.
 
         `awaited`: servers that are in the controller's store, and have not been heard of since its start; `present`: servers in a
         session with it.
@@ -534,8 +535,9 @@ class Oracle(Knowledge):
             raise Violation("a job that a user stops does not run", text)
 
     def _check_share(self, job: JobId, known: Known, record: JobRecord) -> None:
-        """A share outside the job's range may last only until the scheduler's next review. A fixed share may exceed the job's
-        maximum, and is filled as far as GPUs are free.
+        """Check that a share outside the job's range lasts only until the scheduler's next review.
+
+        A fixed share may exceed the job's maximum, and is filled as far as GPUs are free.
         """
         share, gpus, by_hand = len(record.target), known.plan.spec.gpus, record.manual_share or 0
         each = known.plan.spec.gpus_per_server
@@ -605,7 +607,7 @@ class Oracle(Knowledge):
                     )
 
     def told(self, message: Order | StartWorker) -> None:
-        """The controller sends an agent a message whose contents must be committed."""
+        """Check a message of the controller to an agent: its contents must be committed."""
         known = self.job(message.job)
         record = known.record
         if isinstance(message, StartWorker):
@@ -628,9 +630,9 @@ class Oracle(Knowledge):
             raise Violation("record, then act", f"{message.job} is told of what is not in the store: {message}"[:200])
 
     def answered(self, request: Request | None, reply: Reply, stored: bool, name: str = "") -> None:
-        """A client receives its answer. `request`: None if it was answered before. `name`: the controller's key of the request.
+        """Check an answer that a client receives. `request`: None if it was answered before.
 
-        `stored`: of a submission, whether the store has the job.
+        `stored`: of a submission, whether the store has the job. `name`: the controller's key of the request.
         """
         if isinstance(reply.answer, Refused) and name in self._made_by:
             text = f"{reply.id} has made {self._made_by[name]}, and is refused: {reply.answer.reason}"
@@ -672,7 +674,7 @@ class Oracle(Knowledge):
         self._rescaled.clear()
 
     def forgeries(self, cluster: Cluster, liars: Collection[ServerId]) -> None:
-        """The controller's state holds no forgery, and it counts forgeries only of servers that forge."""
+        """Check that the controller's state holds no forgery, and that it counts forgeries only of servers that forge."""
         for name, job in cluster.jobs.items():
             if is_believed(job):
                 raise Violation("a forged report changes nothing", f"a lie is believed of {name}")
@@ -685,7 +687,7 @@ class Oracle(Knowledge):
             raise Violation("an honest server is believed", "; ".join(honest))
 
     def well(self, well: Collection[str]) -> None:
-        """Undisturbed jobs with an undisturbed controller make progress. `well`: workers that could train."""
+        """Check that undisturbed jobs with an undisturbed controller make progress. `well`: workers that could train."""
         now = self._timeline.now
         self._well_since = {worker: self._well_since.get(worker, now) for worker in sorted(well)}
         for job, known in self._jobs.items():
@@ -704,7 +706,7 @@ class Oracle(Knowledge):
                 raise Violation("workers that are well train", text)
 
     def deadlines(self, now: float, jobs: Iterable[Job]) -> None:
-        """A promised deadline is missed only after an announcement. `now`: by the controller's clock, which decides.
+        """Check that a promised deadline is missed only after an announcement. `now`: by the controller's clock.
 
         A controller that was away at the deadline announces it on its return.
         """
@@ -715,7 +717,7 @@ class Oracle(Knowledge):
                 raise Violation("a deadline is missed only after that was told of", f"{job.id}, {late_s:.0f} s late")
 
     def in_session(self, server: str, running: Collection[str]) -> None:
-        """A server in a session with the controller has these workers."""
+        """Check the workers of a server that is in a session with the controller."""
         now = self._timeline.now
         if max(self._hit(server), self._controller_hit_until) > now - TOLD_S or server in self._apart_since:
             return
@@ -733,7 +735,7 @@ class Oracle(Knowledge):
                     raise Violation("who is told to stop ends", text)
 
     def start_hangs(self, server: str, hanging: int, given_up: int) -> None:
-        """`hanging` starts on a server have taken too long; its agent has given up `given_up` of them."""
+        """Check that an agent has given up starts that take too long: `given_up` of `hanging` on its server."""
         if hanging > given_up:
             raise Violation(
                 "what is waited for has a limit", f"{hanging - given_up} starts on {server} are not given up"
@@ -751,7 +753,7 @@ class Oracle(Knowledge):
     # -- the end
 
     def wrong_end(self, job: JobId, cluster_gpus: int, why_it_waits: str) -> str:
-        """Reason why this job has not ended as it should; empty if it has. A job that can never run must wait with a reason."""
+        """Return why this job has not ended as it should; "" if it has. A job that can never run must wait with a reason."""
         known = self.job(job)
         record = known.record
         if record is None:
@@ -768,7 +770,7 @@ class Oracle(Knowledge):
         return "" if record.phase is wanted else f"{job} is {record.phase.value}, not {wanted.value}: {record.reason}"
 
     def noticed(self, job: JobId, event: EventKind) -> None:
-        """A notice of this event was delivered."""
+        """Note that a notice of this event was delivered."""
         self._noticed.add((job, event.value))
 
     def at_end(self) -> None:

@@ -53,11 +53,11 @@ class People:
         self.operator = OPERATOR if users else LOCAL_OPERATOR
 
     def owner(self, name: str) -> Principal:
-        """The owner of the jobs of this name."""
+        """Return the owner of the jobs of this name."""
         return random.Random(f"{self._seed}/owner/{name}").choice((*self.users, self.operator))
 
     def actor(self, job: str, number: int) -> Principal:
-        """The principal that acts on a job: its owner, or the operator."""
+        """Return the principal that acts on a job: its owner, or the operator."""
         return self.operator if number % OPERATOR_ACTS == 0 else self.owner(job.rpartition("-")[0])
 
     def may(self, who: Principal, request: Request) -> bool:

@@ -237,7 +237,7 @@ class Plan:
         return (*self.jobs, *self.faults)
 
     def keep(self, kept: frozenset[int]) -> Plan:
-        """The plan with only these entries."""
+        """Return the plan with only these entries."""
         jobs = tuple(job for i, job in enumerate(self.jobs) if i in kept)
         faults = tuple(fault for i, fault in enumerate(self.faults, len(self.jobs)) if i in kept)
         return replace(self, jobs=jobs, faults=faults)

@@ -93,10 +93,10 @@ class Member(Protocol):
         """Report that the sums of the step have arrived."""
 
     def agreed(self, group: Group, step: int) -> None:
-        """The contributions to the decision after this step have arrived."""
+        """Report that the contributions to the decision after this step have arrived."""
 
     def failed(self, group: Group, reason: str) -> None:
-        """The communicator has failed."""
+        """Report that the communicator has failed."""
 
 
 Judge = Callable[["Group", dict[str, Part]], tuple[int, int]]
@@ -149,11 +149,11 @@ class Group:
             self._joining[target] = _Joining(source, tuple(relays))
 
     def leave(self, member: Member) -> None:
-        """This member has moved to another communicator, or abandoned this one."""
+        """Remove a member that has moved to another communicator, or has abandoned this one."""
         self._gone.add(member.name)
 
     def lost(self, dead: Member, in_order: bool) -> None:
-        """A member's process has ended on a running server, which resets its connections.
+        """Handle the end of a member's process on a running server, which resets its connections.
 
         `in_order`: it ended by itself, and all its messages arrive before the others notice.
         """
@@ -221,7 +221,7 @@ class Group:
     # -- decisions between two steps
 
     def decide(self, member: Member, step: int) -> None:
-        """A member reaches the decision after a step, for which all other holders of the state are needed."""
+        """Take a member that reaches the decision after a step, for which all other holders of the state are needed."""
         waiting = self._decisions.setdefault(step, {})
         waiting[member.name] = member
         if self._reset and self._chance() < 0.8:
@@ -243,14 +243,14 @@ class Group:
     # -- the state
 
     def send_state(self, source: Member, carried: Carried) -> None:
-        """A holder begins to send the state to its joiners."""
+        """Begin to send the state from a holder to its joiners."""
         for name, joining in self._joining.items():
             if joining.source == source.name and joining.carried is None:
                 joining.carried = carried
                 self._announce(name, joining)
 
     def receive_state(self, target: Member) -> None:
-        """A joiner waits for the header of the state."""
+        """Let a joiner wait for the header of the state."""
         joining = self._joining[target.name]
         joining.waits = True
         self._announce(target.name, joining)
@@ -336,7 +336,7 @@ class Plane:
         self._groups: dict[str, list[Group]] = {}
 
     def build(self, member: Member, roster: Roster, attempt: int) -> None:
-        """A member arrives at the meeting that builds a communicator."""
+        """Take a member that arrives at the meeting that builds a communicator."""
         key = (member.job, roster.generation, attempt, roster.leader)
         meeting = self._meetings.setdefault(key, _Meeting(roster))
         meeting.members[member.name] = member
@@ -374,19 +374,19 @@ class Plane:
                 del self._meetings[key]
 
     def close(self, leader: Member, generation: int, attempt: int) -> None:
-        """The meeting is over: its waiting members are notified."""
+        """End a meeting, and notify its waiting members."""
         meeting = self._meetings.pop((leader.job, generation, attempt, leader.name), None)
         for member in meeting.members.values() if meeting is not None else ():
             member.process.later(0.002, member.built, generation, attempt, None, "cancelled")
 
     def died(self, member: Member, in_order: bool) -> None:
-        """A member's process has ended on a running server."""
+        """Handle the end of a member's process on a running server."""
         self.vanished(member)
         for group in self._groups.pop(member.name, ()):
             group.lost(member, in_order)
 
     def vanished(self, member: Member) -> None:
-        """A member's server has lost power: no peer is notified."""
+        """Handle a power loss of a member's server: no peer is notified."""
         for key in [key for key, meeting in self._meetings.items() if member.name in meeting.members]:
             meeting = self._meetings[key]
             del meeting.members[member.name]

@@ -95,7 +95,7 @@ class Found:
 
 
 def bugs(text: str) -> list[Bug]:
-    """The bugs of a file. Raises BugsFileError.
+    """Return the bugs of a file. Raises BugsFileError.
 
     A bug is a block: `== NAME`, perhaps `seed NUMBER`, `test FILE::NAME` or `life NAME/STORE/NUMBER:HOW`, and its changes. A
     change is `file PATH`, the original text, each line after `- `, and the text with the bug, each line after `+ `. A further
@@ -218,7 +218,7 @@ def _first_failure(bug: Bug, copy: Path, first: int, last: int) -> tuple[int, st
 
 
 def _broken_life(bug: Bug, copy: Path, baseline: Path, anew: bool) -> str:
-    """The invariant that a life breaks in `copy`, and not in `baseline`; empty: none."""
+    """Return the invariant that a life breaks in `copy`, and not in `baseline`; empty: none."""
     name, store, *strikes = bug.life.split("/")
     ways = [] if anew else [["--play", bug.life]]
     twice = ["--twice", "4"] if len(strikes) > 1 else []

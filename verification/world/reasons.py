@@ -50,7 +50,7 @@ class Counted:
 
     @classmethod
     def of(cls, cluster: Cluster, decided: Outcome) -> Counted:
-        """The counts of the present state."""
+        """Return the counts of the present state."""
         sessions = cluster.servers.sessions.values()
         there = {
             GpuAddress(server=one.server.server, index=gpu.index)

@@ -17,7 +17,7 @@ from .worker import Worker
 
 
 def speak(world: Testbed, worker: Worker, who: int) -> None:
-    """A foreign agent reports on a running worker. Raises Violation if a job's record changes."""
+    """Report on a running worker as a foreign agent. Raises Violation if a job's record changes."""
     controller = world.controller
     if controller.state is not State.RUNNING or controller.trouble:
         return

@@ -132,13 +132,13 @@ class Users(Process):
         self.ask(f"policy-{number}", SetPolicy(document={"policy": policy}, source="a user", user="user"))
 
     def cordon(self, number: int, gpu: GpuAddress, who: int, for_s: float) -> None:
-        """An operator cordons a GPU, or its whole server, and lifts that after `for_s`, whatever is wrong there then."""
+        """Cordon a GPU, or its whole server, as an operator who lifts that after `for_s`, whatever is wrong there then."""
         index = gpu.index if who % 4 else None
         self.ask(f"cordon-{number}", CordonServer(server=gpu.server, gpu=index, reason="it is loud"))
         self._world.after(for_s, self.ask, f"uncordon-{number}", UncordonServer(server=gpu.server, gpu=index))
 
     def drain(self, number: int, gpu: GpuAddress, who: int, for_s: float) -> None:
-        """An operator drains a server, or one of its GPUs, for `for_s`."""
+        """Drain a server, or one of its GPUs, as an operator, for `for_s`."""
         index = gpu.index if who // 8 % 4 == 3 else None
         kind = CordonKind.DRAIN_BY_PREEMPTING if who // 32 % 4 == 3 else CordonKind.DRAIN
         self.ask(f"drain-{number}", CordonServer(server=gpu.server, gpu=index, reason="a new disk", kind=kind))
@@ -146,11 +146,11 @@ class Users(Process):
         self._world.after(for_s, self.ask, f"undrain-{number}", back)
 
     def lend(self, number: int, who: int, for_s: float) -> None:
-        """An operator lends some GPUs for `for_s`, whatever was promised; the request may be refused."""
+        """Lend some GPUs, as an operator, for `for_s`, whatever was promised; the request may be refused."""
         self.ask(f"lend-{number}", LendGpus(gpus=1 + who % 4, for_s=for_s, reason="for serving", force=True))
 
     def remove(self, number: int, agent: Agent, for_s: float) -> None:
-        """An operator removes an idle server; its agent is restarted after `for_s`."""
+        """Remove an idle server, as an operator; its agent is restarted after `for_s`."""
         self._removals[f"remove-{number}"] = agent, for_s
         self.ask(f"remove-{number}", RemoveServer(server=agent.server.server))
 
@@ -177,7 +177,7 @@ class Users(Process):
         agent.boot()
 
     def adopt(self) -> None:
-        """An operator adopts each server whose workers belong to no job of this cluster."""
+        """Adopt, as an operator, each server whose workers belong to no job of this cluster."""
         if not self._world.controller.alive:
             return
         cluster = self._world.controller.machine.cluster
@@ -217,7 +217,7 @@ class Users(Process):
         self._world.network.send(self, controller, controller.from_client, AGAIN, envelope, who)
 
     def answered(self, client: bytes, reply: Reply) -> None:
-        """The controller answers. All that the answer promises must be in the store."""
+        """Check an answer of the controller: everything that it promises must be in the store."""
         if client == INTRUDER:
             self._intruders.answered(reply)
             return

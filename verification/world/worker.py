@@ -58,7 +58,7 @@ class Host(Protocol):
         """Receive a worker's status."""
 
     def process_ended(self, worker: Worker, code: int | None, reason: str) -> None:
-        """A worker's process has ended."""
+        """Report that a worker's process has ended."""
 
 
 class Worker(Process):
@@ -141,13 +141,13 @@ class Worker(Process):
         return -(-self._script.steps // self._steps_per_epoch)
 
     def _next_epoch_after(self, step: int) -> int | None:
-        """The epoch of the step after this one, where only the data determines it."""
+        """Return the epoch of the step after this one, if only the data determines it; else None."""
         if not self._script.sequential:
             return None
         return self._epochs if step + 1 >= self._script.steps else (step + 1) // self._steps_per_epoch
 
     def begin(self) -> None:
-        """The process has started."""
+        """Begin, as the process has started."""
         ending = self._script.ending
         if ending is Ending.EXITS_UNJOINED:
             self.later(self._script.start_s, self.exits, 0, "exit code 0")
@@ -467,7 +467,7 @@ class Worker(Process):
             self._soon(own_s, self._computed, self._group, part)
 
     def _hosted(self, ranges: tuple[range, ...]) -> range:
-        """The virtual workers that it hosts."""
+        """Return the virtual workers that this worker hosts."""
         assert self._group is not None
         return ranges[self._group.roster.rank(WorkerId(self.name))]
 
@@ -690,6 +690,6 @@ class Worker(Process):
         self._agent.process_ended(self, code, reason)
 
     def vanishes(self) -> None:
-        """The server of the process has lost power."""
+        """End without notice, as the process's server has lost power."""
         self.die()
         self._world.plane.vanished(self)
