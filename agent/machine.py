@@ -244,9 +244,7 @@ class AgentMachine:
         for process in self._stuck.values():
             if process.kill_at is not None:
                 soonest = min(soonest, process.kill_at)
-        watch = (
-            self._turned_at + WATCH_INTERVAL_S if silence < float("inf") else silence
-        )  # often, to notice own absences
+        watch = self._turned_at + WATCH_INTERVAL_S if silence < float("inf") else silence  # to notice own absences
         return min(soonest, silence, watch)
 
     def handle(self, now: float, event: Event) -> list[Action]:

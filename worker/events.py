@@ -444,7 +444,7 @@ class RunStep:
     send: bool
     factor: int = 0  # of the batch, for which the cluster asks; 0: it does not
     hosting: tuple[int, ...] = ()
-    whole: Whole = Whole.NOT  # for what this worker needs the whole of a divided state after the step
+    whole: Whole = Whole.NOT  # purpose for which this worker needs the whole of a divided state after the step
 
 
 @dataclass(frozen=True)

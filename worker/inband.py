@@ -90,9 +90,7 @@ class InBand:
         self._carriers: dict[str, Carries] = {}
         self._wants: list[Callable[[Part], bool]] = []  # of all participants
         self._numbers: list[Callable[[Part], Sequence[int]]] = []  # of participants with integers in the word
-        self._after: list[
-            tuple[Callable[[Part, Sequence[int]], bool], slice]
-        ] = []  # of the same, with their integers' places
+        self._after: list[tuple[Callable[[Part, Sequence[int]], bool], slice]] = []  # likewise, with their places
         self._length = 2
         self._word: torch.Tensor | None = None
         self._greatest: list[int] = []  # the own word of a worker that is alone

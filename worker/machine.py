@@ -141,7 +141,7 @@ class WorkerMachine:
             case PartComputed() | WordRead() | StepApplied() | StepWanted():  # first, since every step has them
                 return self._training.handle(now, event)
             case OrderReceived() | PeerSaid() | GroupBuilt() if self._training.ending:
-                return []  # nobody must count on it in another generation
+                return []  # no other worker may count on it in another generation
             case OrderReceived(order) if order.batch_factor > self._training.batch_factor:
                 self._training.batch_factor = order.batch_factor
                 return self.handle(now, event)

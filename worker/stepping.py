@@ -568,9 +568,7 @@ class Stepping:
                 self._lanes.present.accumulation.probe()
             seed_everything(seed)
             return batch
-        weight = (
-            self.weight(virtual_worker) if recipe.normalize is None else 1.0
-        )  # a sum already weights each sample alike
+        weight = self.weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum needs no further weight
         # The last by its number: in a short step virtual workers without a sample may follow the last body.
         last = virtual_worker == self._ranges[self._rank][-1] and not recipe.backwards
         self._lanes.forget_others()

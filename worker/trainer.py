@@ -277,9 +277,7 @@ class Trainer:
             )
         growing.check(factor, rate)
         factor, rate = self.step_boundary.agree([factor, rate], None, "run.set_batch()")
-        if (
-            self.step_boundary.in_function or not self.held.runs_again
-        ):  # code that runs again: the state already has the change
+        if self.step_boundary.in_function or not self.held.runs_again:  # otherwise the state already has the change
             growing.ask(self.held.next_step, factor, rate)
 
     def end_after(self, steps: int) -> None:
@@ -469,9 +467,7 @@ class Trainer:
         if self._cross_check.dismissed:
             self._failure = self._cross_check.dismissed
         if self.held.next_step > instruction.step:
-            if (
-                self.step_boundary.functions_due
-            ):  # joiners call them, too, and need the registered values that bodies have changed
+            if self.step_boundary.functions_due:  # joiners call them, too, and need the changes that bodies have made
                 self._hand_over()
             self._first = self.step_boundary.step_applied()
 

@@ -353,13 +353,9 @@ class Accumulation:
         """Return whether each gradient is as the backward pass left it.
 
         If gradients have come in another order than learned, only placed ones can be judged."""
-        if (
-            not self._arrived
-        ):  # no backward pass: the script has set `p.grad = g`, from `torch.autograd.grad` or a formula
+        if not self._arrived:  # no backward pass: the script has set `p.grad = g`, by `autograd.grad` or a formula
             grads = [parameter.grad for parameter in self._layout.parameters]
-            return all(
-                grad is None or grad._version == 0 for grad in grads
-            )  # changed in place, such as clipped: above 0
+            return all(grad is None or grad._version == 0 for grad in grads)  # above 0: changed in place (clipped)
         known = len(self._versions)
         if self._learned and self._mode is _Mode.PLACING:
             known = self._layout.segments[self._placed - 1].positions.stop if self._placed else 0

@@ -69,9 +69,7 @@ class SeveralEvaluations(Evaluations):
         self._optimizer = optimizer
         self._kind = type(optimizer)  # torch's class: the runtime has not inserted its own yet
         self._n = virtual_workers
-        self._begun: list[
-            torch.Tensor
-        ] = []  # the parameters' values at the step's beginning, from the second evaluation on
+        self._begun: list[torch.Tensor] = []  # the step's first parameters, from the second evaluation on
         self._at_other = False  # whether the parameters have the values of another point
         self._suspended: SuspendedStep | None = None
         self._work: dist.Work | None = None

@@ -39,7 +39,7 @@ class _Tensor:
 
 
 Options = list[list[dict[str, Any]]]  # by optimizer and group; tensors are `_Tensor`
-_FIXED = frozenset({type(None), bool, int, float, str, tuple})  # types of options that nobody changes in place
+_FIXED = frozenset({type(None), bool, int, float, str, tuple})  # types of options that cannot change in place
 _values = methodcaller("values")
 _Changes = dict[str, tuple[Any, Any]]  # by the option's name: values before and after
 

@@ -116,9 +116,7 @@ class DividedState:
         self._layout: Layout | None = None
         self._grid: Grid | None = None
         self._division: Division | None = None
-        self._sole: str | None = (
-            None  # without a division: the worker that has the whole state; None: there is no state yet
-        )
+        self._sole: str | None = None  # without a division: the worker with the whole state; None: there is no state
         self._loaded: dict[torch.Tensor, dict[str, Any]] = {}  # a whole state that was loaded, by parameter
         self._plan: _Plan | None = None  # of the last update in which this worker took part
         self._step = NO_STATE  # the applied step of which this worker has its pieces

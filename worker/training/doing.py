@@ -52,7 +52,7 @@ TOGETHER = (
 WITH_STATE = (Doing.TAKING, Doing.JOINING, Doing.SENDING)
 IN_STEP = (Doing.COMPUTING, Doing.REDUCING)
 
-# From a boundary. In a generation that has broken meanwhile the next step is not begun: the thread waits (again).
+# Next activities at a boundary. If the generation has broken, the next step is not begun: the thread waits (again).
 _AFTER_BOUNDARY = frozenset(
     {Doing.COMPUTING, Doing.PAUSED, Doing.WAITING, Doing.SAVING, Doing.STANDING_BY, Doing.CLOSING}
 )

@@ -123,7 +123,7 @@ class Training:
         self._whole = (
             -1,
             Whole.NOT,
-        )  # an applied step, and for what the whole of a divided state after it was brought together
+        )  # an applied step, and the purpose for which the divided state after it was brought together
         self._wished_in = -1  # the last step after which this worker has needed the whole state
         self._save_waits = False  # a checkpoint is due, for which the state has to be brought together
         self._proves = False  # newcomers have to compute micro-batches of others, to be compared
@@ -131,9 +131,7 @@ class Training:
         self._shared_in = Doing.SCRIPT  # activity to which the thread returns after waiting for the others
         self._outlives_state = False  # the sharing code goes on even if another worker's state arrives
         self._code_waits: Doing | None = None  # activity of such code whose sharing has failed; None: none
-        self._function_waits = (
-            False  # a function of `run.every`, which a state would supersede, waits after such a failure
-        )
+        self._function_waits = False  # whether a function of `run.every` waits after such a failure
 
         self._note = ""
         self._closing = Closing(

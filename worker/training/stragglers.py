@@ -121,7 +121,7 @@ class Stragglers:
         self._fixed = 0.0  # part of a step that does not depend on the hosting, in virtual workers' times
         self._before: tuple[tuple[range, ...], list[float]] | None = None  # hosting and times before the last change
         self.wanted: tuple[int, ...] = ()  # hosting that the leader should ask for; empty: the present one
-        self.news = ""  # a sentence for people about the last change; whoever reads it takes it away
+        self.news = ""  # a sentence for people about the last change; its reader clears it
         self._sums: list[int] = []  # of the sample that is not complete
         self._steps = 0
         self._sampled_at: float | None = None  # the end of the last sample
