@@ -314,8 +314,9 @@ class Commands:
         self._look_at_ends(one.worker)
 
     def _read_rest(self, one: _Command) -> None:
-        """Read what the ended command has left in its streams, without waiting for their end: who has left its group may hold
-        them open. With all of it read, the command is over.
+        """Read the rest of the ended command's streams, without waiting for their end; then the command is over.
+
+        A process that has left the command's group may hold the streams open.
         """
         assert one.begun is not None
         for descriptor in list(one.begun.outputs):

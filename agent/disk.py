@@ -368,7 +368,8 @@ class Disk:
     def admit(self, record: Record, pid: int, descriptor: int) -> bool:
         """Put a shim that a warm process has forked into its worker's cgroup. Returns whether the shim may continue.
 
-        descriptor: its pidfd. The cgroup is entered by number, which by then may be another account's process: the pidfd tells.
+        descriptor: its pidfd. The cgroup is entered by number, which may belong to another account's process by then; the pidfd
+        shows whether it does.
         """
         account = owner(record)
         if not account.own and accounts.runs_as(pid) != account.uid:
@@ -639,7 +640,7 @@ def drop_orders(account: Account) -> dict[str, object] | None:
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Raises ValueError for names or values that no process environment can hold."""
+    """Raise ValueError for names or values that no process environment can hold."""
     for name, value in variables.items():
         if "\0" in name + value or "=" in name or not name:
             raise ValueError("embedded null byte" if "\0" in name + value else "illegal environment variable name")

@@ -232,7 +232,7 @@ class ControllerDaemon:
                  reign.machine.cluster.planning.policy.name)  # fmt: skip
 
     def _end_if_over(self, reign: Reign) -> None:
-        """If the reign is over, drop its state and all its unsent messages, because another controller may reign."""
+        """Drop the state and all unsent messages of a reign that is over, because another controller may reign."""
         if not reign.over or self._reign is not reign:
             return
         log.warning("term %d is over: %s; stands by", reign.term, reign.over)

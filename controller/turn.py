@@ -408,7 +408,7 @@ class Turn:
             del self._unsettled[event.name]
 
     def _settle_clock(self) -> None:
-        """After a probe the store tells whether the commit in doubt has recorded that the clock was set."""
+        """Read from the store, after a probe, whether the commit in doubt has recorded that the clock was set."""
         doubt = self._clock_in_doubt
         if doubt is None:
             return

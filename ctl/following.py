@@ -97,7 +97,7 @@ def _interruptible(job: str) -> Iterator[None]:
 
 
 class _Waits:
-    """Tells on stderr why a followed job has no GPUs, each time that the reason changes."""
+    """Printer, on stderr, of the reasons why a followed job has no GPUs, each time that the reason changes."""
 
     def __init__(self, job: str) -> None:
         self._job = job

@@ -68,7 +68,7 @@ def unpack(snapshot: Snapshot, data: bytes) -> list[File]:
 
 
 def check_path(path: str) -> None:
-    """Raises PeerError unless `path` names a file below the directory to which it is relative."""
+    """Raise PeerError unless `path` names a file below the directory to which it is relative."""
     parts = path.split("/")
     if len(path) > LONGEST_PATH or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise PeerError(f"{path[:200]!r} is not the path of a file in a snapshot")

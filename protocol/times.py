@@ -201,7 +201,7 @@ def suspend_patience_s(longest_step_s: float) -> float:
 
 
 def check() -> None:
-    """Raises AssertionError, naming the rule, if two of these times do not fit together."""
+    """Raise AssertionError, naming the rule, if two of these times do not fit together."""
     rules = {
         "a heartbeat of an agent may be lost, and its server is not": lease_outlasts(
             SERVER_LEASE_S, HEARTBEAT_INTERVAL_S

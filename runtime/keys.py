@@ -164,7 +164,7 @@ class Principals:
         return self._by_key.get(public)
 
     def named(self, principal: str) -> Known | None:
-        """The newest key of "user:alice", revoked or not."""
+        """Return the newest key of a principal such as "user:alice", revoked or not."""
         return self._named.get(principal)
 
     def of_uid(self, uid: int) -> Principal | None:
@@ -312,7 +312,7 @@ class KeyDirectory:
             )
 
     def _check(self) -> None:
-        """Raises OperatorError unless the directory is closed to others, and others could not have created it."""
+        """Raise OperatorError unless the directory is closed to others, and others could not have created it."""
         try:
             found = self.path.stat()
         except FileNotFoundError:

@@ -171,7 +171,7 @@ def check_address(address: str, pair: Pair | None) -> str:
 
 
 def check_form(address: str) -> None:
-    """Raises OperatorError if `address` is neither tcp://HOST:PORT nor ipc:///PATH."""
+    """Raise OperatorError if `address` is neither tcp://HOST:PORT nor ipc:///PATH."""
     if address.startswith("ipc://"):
         path = address.removeprefix("ipc://")
         if len(path.encode()) > MAX_PATH_BYTES:

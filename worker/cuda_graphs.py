@@ -46,7 +46,7 @@ def _refused(what: str) -> Callable[..., None]:
 
 
 def check(model: torch.nn.Module, device: torch.device) -> None:
-    """Raises UserError where `model`, or a module in it, is compiled in a mode that captures graphs on `device`."""
+    """Raise UserError if `model`, or a module in it, is compiled in a mode that captures graphs on `device`."""
     if device.type != "cuda":
         return  # the compiler captures no graphs there
     for name, module in model.named_modules():

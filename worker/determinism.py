@@ -58,7 +58,7 @@ def ask_for(determinism: Determinism, device: torch.device) -> None:
 
 
 def check_repeatable(determinism: Determinism, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raises UserError for an optimizer whose update has other bits in each run.
+    """Raise UserError for an optimizer whose update has other bits in each run.
 
     On a processor, torch 2.13's fused SGD reads parts of a new momentum buffer of 16 bits before they are written.
     """

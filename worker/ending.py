@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def freeze_threads_at_exit() -> None:
-    """At the interpreter's exit, freeze threads that return from C++ until the process ends."""
+    """Freeze threads that return from C++ at the interpreter's exit, until the process ends."""
     atexit.register(_freeze)
 
 

@@ -106,7 +106,7 @@ def _on_gpu(namespace: str, name: str, short: bool, args: tuple[Any, ...]) -> bo
 
 
 class Scan:
-    """Traces the first loop body of this process, where the job's determinism asks for it."""
+    """Trace of the first loop body of this process, if the job's determinism requires it."""
 
     def __init__(self, wanted: bool, device: torch.device, tell: Callable[[OperatorsTraced], None]) -> None:
         self._due = wanted
@@ -115,15 +115,16 @@ class Scan:
         self._traced: Traced | None = None
 
     def body_begins(self) -> None:
-        """The script is about to get a batch."""
+        """Begin to trace operators, in the first loop body, when the script is about to get a batch."""
         if self._due:
             self._due = False
             self._traced = Traced(self._device)
             self._traced.__enter__()  # type: ignore[no-untyped-call]
 
     def body_ends(self) -> None:
-        """The script has computed a gradient; nothing has been updated. Raises UserError for an operator without one algorithm,
-        on a CPU."""
+        """End the trace when the script has computed a gradient, before any update.
+
+        Raises UserError on a CPU for an operator without one algorithm."""
         traced, self._traced = self._traced, None
         if traced is None:
             return

@@ -80,7 +80,7 @@ def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no
 
 
 def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], Any], depth: int) -> Any:
-    """As `pack`, for types that few scripts have. None: the value has none of these types."""
+    """Return the result of `pack` for types that few scripts have. None: the value has none of these types."""
     kind = type(value)
 
     def items(values: Iterable[Any]) -> list[Any]:

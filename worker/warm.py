@@ -36,7 +36,7 @@ def on_device(device: torch.device) -> None:
 
 
 def renew() -> None:
-    """In a forked worker, draw again the seeds that a fresh process draws from the system (`random` does so by itself)."""
+    """Draw again, in a forked worker, the seeds that a fresh process draws from the system (`random` does so by itself)."""
     numpy.random.seed()
     torch.default_generator.seed()
     multiprocessing.process.current_process().authkey = os.urandom(32)

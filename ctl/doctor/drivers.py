@@ -429,7 +429,7 @@ def nccl_variables(target: Target) -> Finding:
 
 
 def _tunnel(target: Target) -> str:
-    """The interface that has the agent's `address`, if it has no link layer, as those of tunnels have none; else ""."""
+    """Return the interface with the agent's `address` if it has no link layer, as the interface of a tunnel; else ""."""
     assert target.daemon is not None
     address = str(target.daemon.option("address", ""))
     name = next((name for name, each in owned(target) if str(each) == address), "")

@@ -258,9 +258,7 @@ class Streams:
         return {shard: n for key, found in self._stock.items() if key[0] == number for shard, n in found.ended.items()}
 
     def _look_into_next_epoch(self, following: int) -> None:
-        """For streams without a batch of number `following`, read the first batch of the next epoch, to find its
-        shards' ends.
-        """
+        """Read the first batch of the next epoch, to find its shards' ends, for streams without a batch `following`."""
         self._ends(following)
         for virtual_worker in self._hosted:
             reading = self._stock.get((following, virtual_worker))

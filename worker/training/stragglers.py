@@ -87,7 +87,7 @@ class Cusum:
         self._score, self.samples = (score, self.samples + 1) if score > 0.0 else (0.0, 0)
 
     def reached(self, times: int = 1) -> bool:
-        """Whether the score has come to `times` times its threshold."""
+        """Return whether the score has come to `times` times its threshold."""
         return self._score >= self._threshold * times
 
     def reset(self) -> None:
