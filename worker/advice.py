@@ -179,6 +179,8 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         )
     if node.kind is Kind.MODULE or (owners and _is_part_of_module(difference)):
         return f'register it before prepare(): run.register("{root}", {root})'
+    if owners and owners[-1].endswith("DataLoaderIter"):
+        return f"begin it anew in each epoch: {root} = iter(...), of the same loader"
     if node.kind is Kind.ITERATOR and node.type == "count":
         return f"take run.steps_done in its place, or count in state = run.state({key}=0)"
     if node.kind is Kind.ITERATOR and node.type == "generator":

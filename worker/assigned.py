@@ -296,8 +296,9 @@ class Sources:
             before = [each for each in changes if not self._is_in_body(*each)]
         before = [each for each in before if getattr(each[1].scope, "name", "") == "__init__"] or before
         for _, change in reversed(before):
-            text = "" if change.value is None else ast.unparse(change.value)
-            outer = change.scope is self._scope or _reads(change.value) <= self._global
+            value = None if change.value is None else _default(change.value)
+            text = "" if value is None else ast.unparse(value)
+            outer = change.scope is self._scope or _reads(value) <= self._global
             return text if outer and len(text) <= LONGEST else None
         return None
 
@@ -454,6 +455,18 @@ class Sources:
         directory = "" if self._first is None else os.path.dirname(os.path.abspath(self._first.file))
         path = os.path.abspath(file)
         return os.path.relpath(path, directory) if path.startswith(directory + os.sep) else os.path.basename(path)
+
+
+def _default(value: ast.expr) -> ast.expr:
+    """Return the initial value of a dataclass's `field(default=…)` or `field(default_factory=…)`; else the expression."""
+    if isinstance(value, ast.Call) and _variable(value.func).lstrip(".") == "field":
+        for each in value.keywords:
+            if each.arg == "default":
+                return each.value
+            if each.arg == "default_factory":
+                made = each.value
+                return made.body if isinstance(made, ast.Lambda) else ast.Call(made, [], [])
+    return value
 
 
 def _parts(name: str) -> tuple[str, list[str], str | None]:

@@ -9,6 +9,7 @@ declares that only a log reads such a value.
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -35,14 +36,10 @@ class Remarks:
         """Remark on a new worker, which computes the same gradients.
 
         given: values of the worker that has given it the state. A dataset's cache gets no remark, since cross-checks
-        compare the samples; nor does a time, or what only logs read by the script's source.
+        compare the samples.
         """
         self._tell(
-            [
-                each
-                for each in self._looking.lost(given, newcomer)
-                if not self._looking.is_cache(each) and not self._looking.is_for_logs(each)
-            ],
+            [each for each in self._looking.lost(given, newcomer) if not self._looking.is_cache(each)],
             lambda found, names: (
                 f"{self._looking.sentences(found, workers)}. No gradient depends on it so far. If only a log does, say so: "
                 f"run.local({names})"
@@ -110,10 +107,18 @@ class Remarks:
         )
 
     def _tell(self, found: Sequence[Difference], text: Callable[[Sequence[Difference], str], str]) -> None:
-        """Send a remark. text: a function of the new names, and of the first of them as arguments of `run.local`."""
-        news = [each for each in found if each.name not in self._told]
+        """Send a remark. text: a function of the new names, and of the first of them as arguments of `run.local`.
+
+        Times, and what only logs read by the script's source, get none.
+        """
+        news = [each for each in found if _whole(each) not in self._told and not self._looking.is_for_logs(each)]
         if news:
-            self._told |= {each.name for each in news}
-            told = text(news, ", ".join(f'"{each.name}"' for each in news[:NAMED]))
+            self._told |= {_whole(each) for each in news}
+            told = text(news, ", ".join(dict.fromkeys(f'"{_whole(each)}"' for each in news[:NAMED])))
             warnings.warn(told, stacklevel=3)
             self._notice(told)
+
+
+def _whole(difference: Difference) -> str:
+    """Return the name of the list for one of its items: `losses` for `losses[5]`."""
+    return re.sub(r"(\[\d+\])+$", "", difference.name)

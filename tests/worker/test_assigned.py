@@ -391,6 +391,23 @@ def test_a_buffer_that_a_forward_pass_changes_belongs_to_the_model_and_another_o
     assert advice.sentence(mean, WORKERS, sources(CRITERION)).endswith('run.register("average", average)')
 
 
+def test_fields_of_dataclasses_begin_with_what_they_are_made_of() -> None:
+    text = (
+        "@dataclass\nclass Metrics:\n    losses: list = field(default_factory=list)\n    best: float = field(default=1.0)\n"
+        "    kinds: dict = field(default_factory=lambda: {'a': 0})\n\n"
+        "metrics = Metrics()\nfor epoch in run.epochs(2):\n    step()\n"
+    )
+    found = {name: sources(text).initial(f"metrics.{name}", ("Metrics",)) for name in ("losses", "best", "kinds")}
+    assert found == {"losses": "list()", "best": "1.0", "kinds": "{'a': 0}"}
+
+
+def test_a_place_in_a_loader_is_begun_anew() -> None:
+    place = number("val_iter._num_yielded")._replace(owners=("_SingleProcessDataLoaderIter",), holders=(Kind.DATA,))
+    assert advice.sentence(place, WORKERS, Sources(None)).endswith(
+        "begin it anew in each epoch: val_iter = iter(...), of the same loader"
+    )
+
+
 def test_a_mode_of_the_modules_that_differs_is_to_be_set_in_each_body() -> None:
     mode = Node(1, Kind.PLAIN, "bool", "False")
     text = advice.sentence(Difference(advice.MODE, mode, mode._replace(digest=2, shown="True")), WORKERS, Sources(None))
