@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ in its manner, with small data of its own, and made elastic by `join`, `prepare`
 | --- | --- | --- | --- | --- | --- |
 {rows}
 
-Lines that mend the scripts, with the number of scripts: {lines}.
+{lines}
 
 """
 ALARMS = "False alarms (`make verify-alarms`): "  # begins the paragraph below the head
@@ -165,7 +166,13 @@ def _of_ordinary(rows: Sequence[Mapping[str, str]]) -> str:
     shares.append(_shares("now", [row.get("now", "") for row in rows], lines))
     used = Counter(line for each in ordinary_scripts.SCRIPTS for line in each.line.split(", ") if line)
     said = ", ".join(f"{line if ' ' in line else f'`{line}`'} {count}" for line, count in used.most_common())
-    return ORDINARY.format(count=len(rows), rows="\n".join(shares), lines=said)
+    mended = [each for each in ordinary_scripts.SCRIPTS if each.fix]
+    single = sum("," not in each.line for each in mended)
+    text = (
+        f"The refusals come one after another; {single} of the {len(mended)} scripts with lines have one kind only. The "
+        f"lines, with the number of scripts: {said}."
+    )
+    return ORDINARY.format(count=len(rows), rows="\n".join(shares), lines=textwrap.fill(text, 130))
 
 
 def _shares(when: str, cells: Sequence[str], lines: Sequence[str] | None) -> str:
