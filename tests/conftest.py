@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import zlib
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # `verification` and 
 
 # torch's threads wait for each other asleep, not in loops that keep a processor from other tests. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell starts a command in the background with Ctrl-C ignored, and so would be what the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
