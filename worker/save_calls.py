@@ -118,6 +118,7 @@ def _truths(test: ast.expr) -> Iterator[str]:
                 yield from _truths(value)
 
 
+@functools.lru_cache(PARSED)
 def saved_names(tree: ast.Module, scope: ast.AST | None = None) -> frozenset[str]:
     """Return the variables and attributes (`history`, `self.best`) that determine saved files.
 

@@ -48,11 +48,11 @@ def walk(node: ast.AST) -> list[ast.AST]:
     return found
 
 
-def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield the names that a module imports, each with its original name."""
-    for node in walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((each.asname or each.name.partition(".")[0], each.name) for each in node.names)
+@functools.lru_cache(PARSED)
+def imports(tree: ast.Module) -> Sequence[tuple[str, str]]:
+    """Return the names that a module imports, each with its original name."""
+    found = [each for node in walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for each in node.names]
+    return tuple((each.asname or each.name.partition(".")[0], each.name) for each in found)
 
 
 def parameters(function: ast.AST) -> list[ast.arg]:

@@ -61,9 +61,10 @@ from elasticd.worker.rehearsal import control
 from elasticd.worker.rehearsal.timetable import FAILED as FAILED
 from elasticd.worker.rehearsal.timetable import Timetable as Timetable
 from elasticd.worker.run import Run
+from elasticd.worker.save_calls import saved_names
 from elasticd.worker.sharding.divided import DividedState
 from elasticd.worker.stepping import Stepping
-from elasticd.worker.syntax import walk
+from elasticd.worker.syntax import imports
 from elasticd.worker.trainer import ScriptExit
 
 VIRTUAL_WORKERS = 4
@@ -226,7 +227,7 @@ def fork(worker: Callable[[], None]) -> int:
 
 
 def prepare() -> None:
-    """Load what every rank would load again: torch's code, and the syntax trees of the script's files."""
+    """Load what every rank would load again: torch's code, and what is found in the syntax trees of the script's files."""
     torch.set_num_threads(1)
     warm.prepare()
     _read_script()
@@ -236,7 +237,8 @@ def _read_script() -> None:
     Code(torch.device("cpu"))
     for module in own_modules(directories(), {}).values():
         if source := Source.read(module["__file__"]):
-            walk(source.tree)
+            saved_names(source.tree)
+            imports(source.tree)
     gc.freeze()  # objects of this process are not the ranks' garbage
 
 
