@@ -9,7 +9,7 @@ reading the script's source.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +41,17 @@ class Finding:
 def compare(alone: Outcome, other: Outcome) -> Finding | None:
     """Return the first difference between two outcomes; None: the same bits."""
     first, second = alone.notes[0], other.notes
-    where = _first_difference(first, second)
+    late = {worker for step, workers in other.part.entries if step for worker in workers}
+    restarts = other.part.kind is PartKind.RESTART
+    where = _first_difference(first, second, frozenset(second) if restarts else late)
     tried = _tried(other)
     if where is None and other.refused:
         return refusal(other)
     if where is None and other.failed is None:
         return _without_end(first, other)
     worker, step, what = where or (other.failed or 0, None, "")
+    if what.endswith(SAVED_ELSEWHERE) and (counter := _of_counter(first, tried, what)) is not None:
+        return counter
     found, sides = _names(first, second, worker, step, other)
     if not found and other.part.kind is PartKind.BACKWARDS and step:
         return _of_bodies(first, step, tried, what)
@@ -69,6 +73,15 @@ def compare(alone: Outcome, other: Outcome) -> Finding | None:
         advice.sentence(best, sides, sources, _batch_size(first)),
         tuple(each.name for each in rest[:TOLD_ENTRIES]),
     )
+
+
+def _of_counter(first: Notes, tried: str, what: str) -> Finding | None:
+    """Return a finding that names the variable that counts loop bodies; None without one."""
+    sources = sources_of(first)
+    for name, place in sources.counters.items():
+        text = advice.of_counter(sources)
+        return Finding(tried, what, name, place.file, place.line, "take run.steps_done in its place", text)
+    return None
 
 
 def _of_bodies(first: Notes, step: int, tried: str, what: str) -> Finding:
@@ -104,6 +117,7 @@ def refusal(outcome: Outcome) -> Finding:
     return Finding(_tried(outcome), "refused", text=outcome.error, suspect=False)
 
 
+SAVED_ELSEWHERE = ", and not on one worker alone"
 BEFORE = "make it after elastic.join(), the same in each process (a set: sorted(...))"
 
 
@@ -120,8 +134,13 @@ def _without_end(first: Notes, other: Outcome) -> Finding | None:
     return Finding(_tried(other), f"the loop ends after {first.over} steps, and here after {had}", suspect=False)
 
 
-def _first_difference(first: Notes, others: dict[int, Notes]) -> tuple[int, int | None, str] | None:
-    """Return worker, applied steps, and a description of the first difference. Steps None: before the first step."""
+def _first_difference(
+    first: Notes, others: dict[int, Notes], late: Collection[int]
+) -> tuple[int, int | None, str] | None:
+    """Return worker, applied steps, and a description of the first difference. Steps None: before the first step.
+
+    late: workers that have joined later, which repeat code of the epoch's beginning, such as a save.
+    """
     found: list[tuple[int, int, str]] = []
     for worker, notes in others.items():
         for step, entries in notes.states.items():
@@ -130,6 +149,9 @@ def _first_difference(first: Notes, others: dict[int, Notes]) -> tuple[int, int 
                 found.append((step, worker, f"other bits after step {step}: {_listed(names)}"))
                 break
         for (path, step), entries in notes.saves.items():
+            if worker not in late and step in first.states and (path, step) not in first.saves:
+                found.append((step, worker, f"run.save writes {path} after step {step}{SAVED_ELSEWHERE}"))
+                break
             names = _differing(first.saves.get((path, step)), entries)
             if names:
                 found.append(

@@ -195,6 +195,18 @@ def test_an_average_in_a_list_that_is_saved_is_named(desk: Desk) -> None:
 
 
 @pytest.mark.cluster
+def test_a_counter_of_loop_bodies_that_decides_about_a_save_is_named(desk: Desk) -> None:
+    counting = script(end="if i % 4 == 0: run.save(model, f'after_{i}.pt')").replace(
+        "for x, y in batches:", "for i, (x, y) in enumerate(batches, 1):"
+    )
+    found = desk.verdict(counting, "--steps", "8")
+    assert found["verdict"] == "differs"
+    told = {each["name"]: each for each in found["findings"]}
+    assert "and not on one worker alone" in told["i"]["what"]
+    assert told["i"]["remedy"] == "take run.steps_done in its place"
+
+
+@pytest.mark.cluster
 def test_a_switch_at_an_epoch_is_found_at_its_edge(desk: Desk) -> None:
     source = script(prepared="scale = 1.0", epoch="if epoch == 1: scale = 0.5", x="x * scale")
     found = desk.verdict(source)
