@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-The inventory is made when the agent starts, and again when other GPUs, other MIG instances or another driver answer (`inventory_refresh`).
-CPU slots are offered only if the configuration has `cpu_slots`. Otherwise the server offers GPUs, and each defect is a *trouble*
-of a GPU or of the server: a driver that does not start, a GPU that does not answer or has disappeared. Such a GPU stays in the
-list with its number (`gpu_numbers`), so that no other GPU gets this number.
+The inventory is made when the agent starts, and again when other GPUs, other MIG instances or another driver answer
+(`inventory_refresh`). CPU slots are offered only if the configuration has `cpu_slots`. Otherwise the server offers GPUs, and each
+defect is a *trouble* of a GPU or of the server: a driver that does not start, a GPU that does not answer or has disappeared. Such
+a GPU stays in the list with its number (`gpu_numbers`), so that no other GPU gets this number.
 
 The scheduler and the replication compare the *places* of GPUs (`model.GpuPlace`). NVML names the closest common ancestor of two
 GPUs in the PCIe tree. GPUs with an ancestor no higher than a given level form a group (Elan IV builds its tree of workers from

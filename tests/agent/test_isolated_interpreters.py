@@ -328,7 +328,7 @@ def test_a_warm_process_reports_once_and_is_ended_if_it_says_more(
         agent.start(ALICE, program(home / "python", TALKATIVE), "train.py")
         agent.until(lambda: "says more than it should" in caplog.text)
         agent.turn_for(0.2)
-        assert agent.task_queues._waiting < 20
+        assert agent.tasks._waiting < 20
         assert caplog.text.count("says more than it should") == 1
         assert caplog.text.count("workers can be forked from") <= 1
     finally:
@@ -345,7 +345,7 @@ def test_a_warm_process_that_hangs_holds_up_none_of_another_account(
     try:
         hangs = program(home / "python", NONSENSE.replace("SAID", repr(b'{"executable": "/hangs"}')))
         agent.start(ALICE, hangs, "train.py")
-        agent.until(lambda: any("alice" in queue or ALICE in queue for queue in agent.task_queues._lanes))
+        agent.until(lambda: any("alice" in queue or ALICE in queue for queue in agent.tasks._queues))
         (home / "bob").mkdir()
         agent.start(BOB, program(home / "bob" / "python", LASTS), "train.py", job="other-2")
         agent.until(lambda: any(process.watched == {"/": 1} for process in agent.warm._processes.values()))  # type: ignore[union-attr]

@@ -312,7 +312,7 @@ def test_workers_outlive_the_warm_process_and_the_agent_and_another_agent_adopts
     agent.processes.close()
     assert agent.warm is not None
     agent.warm.close()
-    agent.task_queues.close()
+    agent.tasks.close()
     agent.loop.close()
     assert is_gone(zygote)
     assert is_gone(second)

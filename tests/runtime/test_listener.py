@@ -388,7 +388,7 @@ def test_rates_count_what_is_said_and_not_what_a_starved_daemon_gets_round_to(ho
     house.until(lambda: house.listener.floods.cut["user"])
     house.turn_for(0.3)
     assert len(house.heard) == 49
-    assert house.listener.floods.cut == {"user": 1, "operator": 0, "server": 0}
+    assert house.listener.floods.cut == {"user": 1, "reader": 0, "operator": 0, "server": 0}
     assert house.listener.floods.dropped["user"] == 151
     assert house.says(server, b"y") == [b"y"]
 

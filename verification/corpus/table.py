@@ -40,8 +40,8 @@ ORDINARY = """## Ordinary scripts
 
 Most scripts of the corpus were written to find gaps. The scripts named `ordinary_…` measure what a user meets: {count} scripts
 in the manner of public ones, drawn without regard to their difficulty. They are the first, by the alphabetical order of an
-index of public code, in files named `train.py`, `trainer.py`, `train_vae.py`, `train_gan.py`, `train_gnn.py`, `train_lstm.py`,
-`distill.py`, `pinn.py`, `simclr.py` and `maml.py`, each from another repository. Left out were frameworks other than PyTorch,
+index of public code, in files named train, trainer, train_vae, train_gan, train_gnn, train_lstm, distill, pinn, simclr and
+maml (.py), each from another repository. Left out were frameworks other than PyTorch,
 the loops of Lightning, transformers and accelerate ([another page](../frameworks.md)), files without a whole training loop,
 reinforcement learning that makes its data while it trains, and one that was like another of its author. Each was written anew
 in its manner, with small data of its own, and made elastic by `join`, `prepare`, `epochs`, the batches and `run.save` alone.
