@@ -195,11 +195,26 @@ class _Saved:
                 yield from ((f"{name}{_OF_FUNCTION}{one}", value) for one, value in pairs if one is not None)
 
     def _returns(self) -> Iterator[tuple[str, ast.expr]]:
-        """Yield the name of each of the script's functions as a variable, with the values that the function returns."""
-        for name, functions in self._functions.items():
-            for node in (each for function, _ in functions for each in statements(function.body)):
+        """Yield the name of each of the script's functions as a variable, with the values that the function returns; and with
+        a number behind it, with this item of a tuple that it returns.
+        """
+        for name in self._functions:
+            for value in self._returned(name):
+                yield f"{name}{_OF_FUNCTION}", value
+                items = value.elts if isinstance(value, ast.Tuple) else []
+                yield from ((f"{name}{_OF_FUNCTION}{number}", each) for number, each in enumerate(items))
+
+    def _returned(self, name: str) -> Iterator[ast.expr]:
+        """Yield the values that the script's functions of this name return."""
+        for function, _ in self._functions.get(name, ()):
+            for node in statements(function.body):
                 if isinstance(node, ast.Return) and node.value is not None:
-                    yield f"{name}{_OF_FUNCTION}", node.value
+                    yield node.value
+
+    def _returns_items(self, name: str, length: int) -> bool:
+        """Return whether the script's functions of this name return tuples of this length, by their `return` statements."""
+        found = [isinstance(each, ast.Tuple) and len(each.elts) == length for each in self._returned(name)]
+        return bool(found) and all(found)
 
     def _bindings(self, tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
         """Yield variables with the values that they or their items are bound to or load, and with the conditions around
@@ -212,12 +227,25 @@ class _Saved:
                         yield self._path(each), node.test
             if isinstance(node, ast.Assign):
                 for target in node.targets:
-                    for part, value in _pairs(target, node.value):
+                    for part, value in self._pairs(target, node.value):
                         if path := self._path(part):
                             yield path, value
             match node:
                 case ast.Call(func=ast.Attribute(value=owner, attr="load_state_dict"), args=[value, *_]):
                     yield self._path(owner), value
+
+    def _pairs(self, target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+        """Yield the variables that an assignment binds, each with its value, or with the value that contains it."""
+        if not isinstance(target, ast.Tuple | ast.List):
+            yield target, value
+            return
+        values: Sequence[ast.expr] = [value] * len(target.elts)
+        if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
+            values = value.elts
+        elif isinstance(value, ast.Call) and self._returns_items(name := _called(value), len(target.elts)):
+            values = [ast.Name(f"{name}{_OF_FUNCTION}{number}") for number in range(len(target.elts))]
+        for each, part in zip(target.elts, values, strict=True):
+            yield from self._pairs(each, part)
 
     def _path(self, node: ast.expr) -> str:
         """Return a variable, or an attribute of one, up to the first item: `self.log` of `self.log[0].x`. "": the node is
@@ -255,16 +283,6 @@ class _Saved:
 def _called(call: ast.Call) -> str:
     """Return the name of the called function or method. "": the source has no name for it."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the variables that an assignment binds, each with its value, or with the value that contains it."""
-    if not isinstance(target, ast.Tuple | ast.List):
-        yield target, value
-        return
-    values = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else None
-    for number, each in enumerate(target.elts):
-        yield from _pairs(each, value if values is None else values[number])
 
 
 def _ends(tree: ast.Module) -> Iterator[ast.expr]:
