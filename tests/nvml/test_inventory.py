@@ -24,8 +24,8 @@ from pathlib import Path
 from elasticd.agent.topology import discover
 from elasticd.protocol.model import GpuKind
 here = Path(sys.argv[1])
-from elasticd.agent.visible_gpus import Visible
-visible = Visible.of(None, {"CUDA_VISIBLE_DEVICES": sys.argv[3]} if sys.argv[3:] else {})
+from elasticd.agent.visible_gpus import VisibleGpus
+visible = VisibleGpus.of(None, {"CUDA_VISIBLE_DEVICES": sys.argv[3]} if sys.argv[3:] else {})
 found = discover(here, 1.0, kind=GpuKind(sys.argv[2]), root=here / "sys", visible=visible)
 cpus = {str(gpu): cpus for gpu, cpus in found.cpus.items()}
 print(json.dumps(msgspec.to_builtins([found.gpus, found.troubles, found.wiring, cpus])))

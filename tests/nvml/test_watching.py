@@ -13,15 +13,15 @@ import pytest
 WATCH = """
 import json, os, sys, threading, time
 from pathlib import Path
-from elasticd.agent import topology, watching
+from elasticd.agent import monitoring, topology
 from elasticd.agent.health import GpusRead, Health, Rules
 state, wanted, lines = Path(sys.argv[1]), set(sys.argv[2].split(",")), sys.argv[3:]
 inventory = topology.discover(state, 0.0)
 woken = threading.Event()
 hangs = any(" slow " in line for line in lines)
-watching.HANGS_S = 2.0 if hangs else 120.0  # else a machine that does much else would be a driver that hangs
-watch = watching.Watch(inventory.gpus, inventory.wiring, None, {"state": state}, 0, 0.1,
-                       watching.Owned(lambda: (os.getpid(),), lambda: ()), woken.set)
+monitoring.HANGS_S = 2.0 if hangs else 120.0  # else a machine that does much else would be a driver that hangs
+watch = monitoring.Watch(inventory.gpus, inventory.wiring, None, {"state": state}, 0, 0.1,
+                       monitoring.Owned(lambda: (os.getpid(),), lambda: ()), woken.set)
 for looker in watch._asking:
     looker._patience_s = 3.0 if hangs else 120.0
 health = Health(Rules(lasting_s=0.0, probation_s=30.0))
@@ -128,10 +128,10 @@ def test_the_instances_of_a_divided_gpu_share_what_happens_to_it(watched: Callab
 CHECK = """
 import json, os, sys, time
 from pathlib import Path
-from elasticd.agent import topology, watching
+from elasticd.agent import monitoring, topology
 state, number, trusted = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
 inventory = topology.discover(state, 0.0)
-driver = watching.Driver(inventory.gpus, inventory.wiring, None, watching.Owned(lambda: (os.getpid(),), lambda: ()))
+driver = monitoring.Driver(inventory.gpus, inventory.wiring, None, monitoring.Owned(lambda: (os.getpid(),), lambda: ()))
 began = time.monotonic()
 found = driver.check((7, number), trusted, 0.8)
 print(json.dumps([found and [found.code, found.gpu], time.monotonic() - began]), flush=True)
@@ -168,9 +168,9 @@ def test_before_a_worker_starts_its_gpu_is_looked_at(
 USE = """
 import json, os, sys, time
 from pathlib import Path
-from elasticd.agent import topology, watching
+from elasticd.agent import monitoring, topology
 inventory = topology.discover(Path(sys.argv[1]), 0.0)
-driver = watching.Driver(inventory.gpus, inventory.wiring, None, watching.Owned(lambda: (os.getpid(),), lambda: ()))
+driver = monitoring.Driver(inventory.gpus, inventory.wiring, None, monitoring.Owned(lambda: (os.getpid(),), lambda: ()))
 found = []
 for line in sys.argv[2:]:
     with open(os.environ["NVML_SERVER"], "a") as file:

@@ -40,7 +40,7 @@ class Standing:
         match self.candidacy.turn():
             case Begin() as begin:
                 self.begun = begin
-                self.candidacy.built(begin.term)
+                self.candidacy.state_loaded(begin.term)
             case End(reason):
                 self.begun, self.ended = None, reason
             case None:
