@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,9 @@ def test_a_job_leaves_a_gpu_with_an_xid_loses_no_step_and_has_the_same_bits(
     cluster.until_final(other)
     a, b = trained(moved), trained(still)
     assert all(torch.equal(a[key], b[key]) for key in a)
-    kinds = [event.kind for event in cluster.client.ask(GetEvents()).events]
-    assert kinds.count(EventKind.TROUBLE) == 2
+    told = [event.text for event in cluster.client.ask(GetEvents()).events if event.kind is EventKind.TROUBLE]
+    xids = [tuple(sorted(re.findall(r"XID (\d+)", text))) for text in told]  # other troubles: a driver that is starved
+    assert len(set(xids) - {()}) == 2, told
 
 
 def test_an_applications_xid_excludes_nothing_and_other_troubles_do_until_they_are_over(
