@@ -207,8 +207,8 @@ class CrossCheck:
         if began_s - self._noticed_at_s < share * self._notice_took_s:
             return
         changed = self._looking.changed(sys._getframe())
-        news = [each for each in changed if each.name not in self._changing]
-        self._changing |= {each.name for each in news}
+        news = [each for each in changed if each.whole not in self._changing]
+        self._changing |= {each.whole for each in news}
         self._wants_checks |= any(map(self._looking.matters, news))
         self._noticed_at_s = time.monotonic()
         self._notice_took_s = self._noticed_at_s - began_s
@@ -502,7 +502,7 @@ class CrossCheck:
     def _check_drift(self) -> None:
         """Have the next steps checked if a value of two workers differs on which the loss depends."""
         for _, lost in self._drifts():
-            news = {each.name for each in lost if each.name not in self._drifted and self._looking.carries(each)}
+            news = {each.whole for each in lost if each.whole not in self._drifted and self._looking.carries(each)}
             if news:
                 self._drifted |= news
                 self._checks_due = CHECKS_OF_A_DRIFT

@@ -153,6 +153,11 @@ class Difference(NamedTuple):
         return first
 
     @property
+    def whole(self) -> str:
+        """The name, of an item of a list that of the list: `losses` for `losses[5]`."""
+        return re.sub(r"(\[\d+\])+$", "", self.name)
+
+    @property
     def in_data(self) -> bool:
         """Whether a dataset contains the value."""
         return Kind.DATA in self.holders

@@ -263,8 +263,9 @@ class Looking:
         return self._slice
 
     def changed(self, frame: FrameType | None) -> list[Difference]:
-        """Return the values that the loop has changed since it began. frame: as for `now`."""
-        return [] if self._begun is None else differences(self._begun, self.now(frame))
+        """Return the values that the loop has changed since it began, without the modules' mode. frame: as for `now`."""
+        found = [] if self._begun is None else differences(self._begun, self.now(frame))
+        return [each for each in found if each.name != advice.MODE]
 
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
         """Return the dataset's values that the loop has changed since it began. frame: as for `now`."""

@@ -9,7 +9,6 @@ declares that only a log reads such a value.
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -111,14 +110,9 @@ class Remarks:
 
         Times, and what only logs read by the script's source, get none.
         """
-        news = [each for each in found if _whole(each) not in self._told and not self._looking.is_for_logs(each)]
+        news = [each for each in found if each.whole not in self._told and not self._looking.is_for_logs(each)]
         if news:
-            self._told |= {_whole(each) for each in news}
-            told = text(news, ", ".join(dict.fromkeys(f'"{_whole(each)}"' for each in news[:NAMED])))
+            self._told |= {each.whole for each in news}
+            told = text(news, ", ".join(dict.fromkeys(f'"{each.whole}"' for each in news[:NAMED])))
             warnings.warn(told, stacklevel=3)
             self._notice(told)
-
-
-def _whole(difference: Difference) -> str:
-    """Return the name of the list for one of its items: `losses` for `losses[5]`."""
-    return re.sub(r"(\[\d+\])+$", "", difference.name)
