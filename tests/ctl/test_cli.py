@@ -128,7 +128,9 @@ def test_a_job_that_is_run_goes_on_after_ctrl_c_and_is_attached_again(cli: Cli) 
         assert client.poll() is None
         client.send_signal(signal.SIGINT)
         assert client.wait(PATIENCE_S) == 130
-    assert cli.json("status", job)["phase"] == "running"
+    while (phase := cli.json("status", job)["phase"]) != "running":
+        assert phase == "starting"  # on a crowded machine it still does
+        time.sleep(0.1)
     (cli.cwd / "end").touch()
     assert cli("attach", job, code=5).stdout == "one\ntwo\n"
 
