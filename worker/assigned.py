@@ -19,24 +19,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
 
+from . import logged
 from .kept import is_function_type, path_of_function
 from .own_code import directories, own_modules
 from .save_calls import saved_names
-from .syntax import PARSED, children, imports, parse, walk
+from .syntax import PARSED, called_name, children, imports, mutates, parse, read_names, walk
 
-MUTATING = frozenset(
-    """
-    add append appendleft clear difference_update discard extend extendleft fill fill_ insert intersection_update
-    load_state_dict move_to_end pop popitem popleft push put put_nowait remove reset reverse rotate seek set set_state setdefault
-    setstate shuffle sort step symmetric_difference_update update update_parameters
-    """.split()  # noqa: SIM905
-)
-LOGS = frozenset(
-    """
-    print log info debug warning set_postfix set_description set_postfix_str add_scalar add_scalars report write flush
-    """.split()  # noqa: SIM905
-)
-CLOCKS = frozenset({"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "process_time", "now", "today"})
 LONGEST = 60  # characters of an expression in a message
 REMEMBERED = 1024  # cached functions, classes and files, in which names of one script are looked up repeatedly
 MOST_TEXT = 2_000_000  # characters of the script's other files that are searched for one name, which takes some seconds
@@ -167,16 +155,12 @@ class Sources:
     @functools.cached_property
     def only_logged(self) -> frozenset[str]:
         """Variables of the loop's file of which only logs, and their own updates, read the values."""
-        return frozenset() if self._first is None else _only_logged(self._first.tree)
+        return frozenset() if self._first is None else logged.only_logged(self._first.tree)
 
     @functools.cached_property
     def shown(self) -> frozenset[str]:
         """Variables of the loop's file that a call reads that displays values."""
-        calls = [node for node in walk(self._first.tree) if isinstance(node, ast.Call)] if self._first else []
-        names = [each.func.attr if isinstance(each.func, ast.Attribute) else _variable(each.func) for each in calls]
-        return frozenset(
-            name for each, called in zip(calls, names, strict=True) if called in LOGS for name in _reads(each)
-        )
+        return frozenset() if self._first is None else logged.shown(self._first.tree)
 
     def is_time(self, name: str) -> bool:
         """Return whether only clocks give the variable or the attribute of this name its values, in the loop's file."""
@@ -185,7 +169,7 @@ class Sources:
 
     @functools.cached_property
     def _times(self) -> frozenset[str]:
-        return frozenset() if self._first is None else _of_clocks(self._first.tree)
+        return frozenset() if self._first is None else logged.times(self._first.tree)
 
     @functools.cached_property
     def sometimes(self) -> frozenset[str]:
@@ -208,7 +192,7 @@ class Sources:
                 case ast.For(
                     target=ast.Tuple(elts=[ast.Name(id=name), *_]), iter=ast.Call(func=ast.Name(id="enumerate"))
                 ):
-                    if any(name in _reads(statement) for statement in node.body) and _calls(node, "step"):
+                    if any(name in read_names(statement) for statement in node.body) and _calls(node, "step"):
                         found[name] = SourceLine(self._shown(self._first.file if self._first else ""), node.lineno)
         return found
 
@@ -298,7 +282,7 @@ class Sources:
         for _, change in reversed(before):
             value = None if change.value is None else _default(change.value)
             text = "" if value is None else ast.unparse(value)
-            outer = change.scope is self._scope or _reads(value) <= self._global
+            outer = change.scope is self._scope or read_names(value) <= self._global
             return text if outer and len(text) <= LONGEST else None
         return None
 
@@ -313,7 +297,7 @@ class Sources:
         for source, change in self._changes(name, owners, only_first=True):
             outside = self._is_in_loop(source, change) and not self._is_in_body(source, change)
             if outside and change.scope is self._scope and change.value is not None and not self._depends(change):
-                text, reads = ast.unparse(change.value), _reads(change.value)
+                text, reads = ast.unparse(change.value), read_names(change.value)
                 found = None if _parts(name)[0] in reads or not reads else text if len(text) <= LONGEST else "…"
         return found
 
@@ -323,7 +307,7 @@ class Sources:
         """Return whether a change in the loop stands under a condition on a variable that the loop changes."""
         ifs = [node for node in _within(self._loop) if isinstance(node, ast.If)] if self._loop is not None else []
         tests = [each.test for each in ifs if _around(each, change.line)]
-        read = {name for test in tests for name in _reads(test)} - self._targets
+        read = {name for test in tests for name in read_names(test)} - self._targets
         return any(self.is_changed_in_loop(name) for name in read)
 
     def _found(self, name: str, owners: Sequence[str]) -> tuple[Source, Change] | None:
@@ -459,7 +443,7 @@ class Sources:
 
 def _default(value: ast.expr) -> ast.expr:
     """Return the initial value of a dataclass's `field(default=…)` or `field(default_factory=…)`; else the expression."""
-    if isinstance(value, ast.Call) and _variable(value.func).lstrip(".") == "field":
+    if isinstance(value, ast.Call) and called_name(value) == "field":
         for each in value.keywords:
             if each.arg == "default":
                 return each.value
@@ -584,12 +568,6 @@ def _free(function: ast.AST) -> set[str]:
     return read - _locals(function)
 
 
-def _reads(node: ast.AST | None) -> set[str]:
-    """Return the variables that an expression reads, except those that it binds itself."""
-    inner = [] if node is None else walk(node)
-    return {name for each in inner for name in _read(each)} - {name for each in inner for name in _names(each)}
-
-
 def _read(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         yield node.id
@@ -654,7 +632,7 @@ def _changes_within(tree: ast.AST, scope: ast.AST) -> list[tuple[Change, str]]:
             case ast.Delete(targets=targets):
                 for target in targets:
                     changed(target, None)
-            case ast.Call(func=ast.Attribute(value=target, attr=method)) if _mutates(method):
+            case ast.Call(func=ast.Attribute(value=target, attr=method)) if mutates(method):
                 changed(target, None)
             case ast.Call(func=ast.Name(id="next"), args=[target, *_]):
                 changed(target, None)
@@ -670,154 +648,6 @@ def _changes_within(tree: ast.AST, scope: ast.AST) -> list[tuple[Change, str]]:
     return found
 
 
-def _only_logged(tree: ast.Module) -> frozenset[str]:
-    """Return the variables that are read only in calls that display values, in changes of themselves, and in changes of
-    other such variables.
-
-    A condition counts as read by all statements under it.
-    """
-    changed: set[str] = set()
-    reads: list[tuple[str, frozenset[str]]] = []  # a variable, and the variables that its value reaches
-
-    def visit(node: ast.AST, targets: frozenset[str] | None) -> None:
-        """targets: the variables that the value of this node reaches; None: anything."""
-        match node:
-            case ast.Expr(value=ast.Call() as call):
-                function = call.func
-                name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-                own = _root(function.value) if isinstance(function, ast.Attribute) else ""
-                if name in LOGS:
-                    targets = frozenset()
-                elif own and _mutates(name):
-                    changed.add(own)
-                    targets = frozenset({own})
-                for child in children(call):
-                    visit(child, targets)
-                return
-            case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
-                written = node.targets if isinstance(node, ast.Assign) else [node.target]
-                roots = frozenset(_root(each) for target in written for each in _leaves(target))
-                if "" not in roots:
-                    changed.update(roots)
-                    targets = roots
-                for child in children(node):
-                    visit(child, targets)
-                return
-            case ast.If(test=test, body=body, orelse=orelse):
-                inside = [_effect(statement) for statement in (*body, *orelse)]
-                visit(test, None if None in inside else frozenset().union(*(each for each in inside if each)))
-                for statement in (*body, *orelse):
-                    visit(statement, None)
-                return
-            case ast.Name(id=name, ctx=ast.Load()):
-                reads.append((name, frozenset({""}) if targets is None else targets))
-        for child in children(node):
-            visit(child, targets)
-
-    visit(tree, None)
-    logged = set(changed)
-    while wrong := {name for name, reached in reads if name in logged and not reached <= logged | {name}}:
-        logged -= wrong
-    return frozenset(logged)
-
-
-def _of_clocks(tree: ast.Module) -> frozenset[str]:
-    """Return the variables, and the attributes with a dot before, whose values are times or differences of times."""
-    values: dict[str, list[ast.expr | None]] = {}
-
-    def assigned(target: ast.expr, value: ast.expr | None) -> None:
-        match target, value:
-            case ast.Tuple(elts=targets), ast.Tuple(elts=inner) if len(targets) == len(inner):
-                for each, its in zip(targets, inner, strict=True):
-                    assigned(each, its)
-            case ((ast.Tuple() | ast.List() | ast.Starred() | ast.Subscript()), _):
-                for name in (_variable(each) for each in walk(target)):
-                    values.setdefault(name, []).append(None)
-            case _:
-                values.setdefault(_variable(target), []).append(value)
-
-    for node in walk(tree):
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                for target in targets:
-                    assigned(target, value)
-            case ast.AugAssign(target=target, value=value) | ast.AnnAssign(target=target, value=value):
-                assigned(target, value)
-            case ast.For(target=target) | ast.AsyncFor(target=target) | ast.comprehension(target=target):
-                assigned(target, None)
-            case ast.arg(arg=name):
-                values.setdefault(name, []).append(None)
-    times = {name for name, every in values.items() if name and None not in every}
-    while wrong := {name for name in times if not all(_is_time(each, times) for each in values[name])}:
-        times -= wrong
-    read: set[str] = set()  # those of `times` that are not computed from constants alone
-    while more := {name for name in times - read if any(_reads_clock(each, read) for each in values[name])}:
-        read |= more
-    return frozenset(read)
-
-
-def _reads_clock(value: ast.expr | None, read: Collection[str]) -> bool:
-    nodes = [] if value is None else walk(value)
-    return any(
-        _variable(each.func).lstrip(".") in CLOCKS if isinstance(each, ast.Call) else _variable(each) in read
-        for each in nodes
-    )
-
-
-def _is_time(value: ast.expr | None, times: Collection[str]) -> bool:
-    """Return whether the value is a clock's, computed from such values, or a constant."""
-    match value:
-        case ast.Constant():
-            return True
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[]) if name in CLOCKS:
-            return True
-        case ast.Call(func=ast.Name(id="int" | "float" | "round"), args=[inner, *_]) | ast.UnaryOp(operand=inner):
-            return _is_time(inner, times)
-        case ast.Call(func=ast.Attribute(value=inner, attr="total_seconds"), args=[]):
-            return _is_time(inner, times)
-        case ast.BinOp(left=left, right=right):
-            return _is_time(left, times) and _is_time(right, times)
-        case ast.Name() | ast.Attribute():
-            return _variable(value) in times
-    return False
-
-
-def _variable(node: ast.AST) -> str:
-    """Return a variable, or the name of an attribute with a dot before; "" for other nodes."""
-    if isinstance(node, ast.Attribute):
-        return f".{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _effect(statement: ast.stmt) -> frozenset[str] | None:
-    """Return the variables that a statement changes if it does nothing else but display values; None: it may do more."""
-    match statement:
-        case ast.Assign() | ast.AugAssign():
-            written = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            return frozenset(_root(each) for target in written for each in _leaves(target))
-        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))) if name in LOGS:
-            return frozenset()
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=name))) if _mutates(name) and _root(owner):
-            return frozenset({_root(owner)})
-    return None
-
-
-def _leaves(target: ast.expr) -> Iterator[ast.expr]:
-    """Yield the single targets of a target."""
-    if isinstance(target, ast.Tuple | ast.List):
-        for each in target.elts:
-            yield from _leaves(each)
-    else:
-        yield target.value if isinstance(target, ast.Starred) else target
-
-
-def _root(node: ast.expr) -> str:
-    """Return the variable of which the expression is a part; "": of none."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 def _iterated(node: ast.expr) -> Iterator[ast.expr]:
     """Yield the variables and attributes over which a loop iterates: `for a, b in zip(these, others.too)`."""
     if isinstance(node, ast.Name | ast.Attribute):
@@ -827,14 +657,6 @@ def _iterated(node: ast.expr) -> Iterator[ast.expr]:
             yield from _iterated(node.func.value)
         for each in node.args:
             yield from _iterated(each)
-
-
-def _mutates(method: str) -> bool:
-    """Return whether a method of this name changes its object.
-
-    In PyTorch these are the names with a trailing underscore.
-    """
-    return method in MUTATING or (method.endswith("_") and not method.endswith("__"))
 
 
 class _Flow:

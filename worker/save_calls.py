@@ -14,7 +14,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FrameType
 
 from .own_code import directories, is_own_file
-from .syntax import PARSED, Function, bound_names, children, parameters, parse, statements, walk
+from .syntax import (
+    PARSED,
+    Function,
+    bound_names,
+    called_name,
+    children,
+    parameters,
+    parse,
+    read_names,
+    statements,
+    walk,
+)
 
 _LEADER = re.compile(r"\b(is_)?(leader|leads|master|main|chief)\b|rank\b|main_process\b|_zero\b")
 _KEEPING = frozenset({"dict", "list", "tuple", "vars", "float", "int", "sum", "min", "max", "len", "copy", "deepcopy"})
@@ -147,13 +158,14 @@ class _Saved:
             for name, functions in self._functions.items()
             for node, _ in functions
             if any(
-                _reads(call.args[0]) & {each.arg for each in parameters(node)} for call, _ in _calls(node, (), {"save"})
+                read_names(call.args[0]) & {each.arg for each in parameters(node)}
+                for call, _ in _calls(node, (), {"save"})
             )
         }
         found: set[str] = set()
         for call, tests in _calls(tree, (), {"save"} | savers):
             if not any(call.lineno in lines for lines in leaders):
-                values = (*call.args, *(each.value for each in call.keywords)) if _called(call) == "save" else ()
+                values = (*call.args, *(each.value for each in call.keywords)) if called_name(call) == "save" else ()
                 for node in (*values, *tests):
                     found.update(self._kept(node))
         for test in _ends(tree):
@@ -188,7 +200,7 @@ class _Saved:
         for call in walk(tree):
             if not isinstance(call, ast.Call):
                 continue
-            name = _called(call)
+            name = called_name(call)
             for function, is_method in self._functions.get(name, ()):
                 names = [each.arg for each in parameters(function)][int(is_method) :]
                 pairs = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
@@ -242,7 +254,7 @@ class _Saved:
         values: Sequence[ast.expr] = [value] * len(target.elts)
         if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
             values = value.elts
-        elif isinstance(value, ast.Call) and self._returns_items(name := _called(value), len(target.elts)):
+        elif isinstance(value, ast.Call) and self._returns_items(name := called_name(value), len(target.elts)):
             values = [ast.Name(f"{name}{_OF_FUNCTION}{number}") for number in range(len(target.elts))]
         for each, part in zip(target.elts, values, strict=True):
             yield from self._pairs(each, part)
@@ -265,24 +277,18 @@ class _Saved:
             yield path
             if isinstance(node, ast.Subscript):
                 yield from self._kept(node.slice)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
-            yield from self._kept(node.func.value)  # for example `x.state_dict()`
-            if node.func.attr in self._functions:
-                yield f"{node.func.attr}{_OF_FUNCTION}"
         elif isinstance(node, ast.Call):
-            name = _called(node)
-            for each in (*node.args, *(each.value for each in node.keywords)) if name in _KEEPING else ():
-                yield from self._kept(each)
+            name = called_name(node)
             if name in self._functions:
                 yield f"{name}{_OF_FUNCTION}"
+            if isinstance(node.func, ast.Attribute) and not node.args:
+                yield from self._kept(node.func.value)  # for example `x.state_dict()`
+            elif name in _KEEPING:
+                for each in (*node.args, *(each.value for each in node.keywords)):
+                    yield from self._kept(each)
         else:
             for child in children(node):
                 yield from self._kept(child)
-
-
-def _called(call: ast.Call) -> str:
-    """Return the name of the called function or method. "": the source has no name for it."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _ends(tree: ast.Module) -> Iterator[ast.expr]:
@@ -303,7 +309,7 @@ def _calls(
 ) -> Iterator[tuple[ast.Call, tuple[ast.expr, ...]]]:
     """Yield each call with arguments of a function or method with one of these names, with the conditions around it."""
     match node:
-        case ast.Call(args=[_, *_]) if _called(node) in names:
+        case ast.Call(args=[_, *_]) if called_name(node) in names:
             yield node, tests
     if isinstance(node, ast.If):
         tests = (*tests, node.test)
@@ -314,7 +320,3 @@ def _calls(
 def is_part(name: str, names: Collection[str]) -> bool:
     """Return whether a name is one of these names, contains one, or belongs to one. `a.b` belongs to `a`."""
     return any(name == each or name.startswith(f"{each}.") or each.startswith(f"{name}.") for each in names)
-
-
-def _reads(node: ast.AST) -> set[str]:
-    return {each.id for each in walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}

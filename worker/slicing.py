@@ -22,11 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .assigned import MUTATING
 from .kept import Difference, Kind, is_function_type, path_of_function
-from .syntax import Function, bound_names, children, imports, parameters, statements, stored_names, walk
+from .syntax import Function, bound_names, children, imports, mutates, parameters, statements, stored_names, walk
 
-_APPENDS = frozenset({"add", "append", "appendleft", "extend", "extendleft", "push", "put", "insert"})
 _EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
 _KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
 _SIZES = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})  # of a tensor; not its values
@@ -325,7 +323,7 @@ class Slice:
                     self._sinks.append(Change(arguments, scope, tests, False, False))
                 elif function.attr == "send":
                     self._note(function.value, arguments, scope, tests, made_of_itself=True)
-                elif function.attr not in self._methods and _mutates(function.attr):
+                elif function.attr not in self._methods and mutates(function.attr):
                     empties = function.attr in _EMPTIES
                     self._note(function.value, arguments, scope, tests, made_of_itself=not empties, empties=empties)
             elif isinstance(function, ast.Name) and function.id == "next" and arguments:
@@ -646,10 +644,6 @@ def _decides(node: ast.expr) -> bool:
         for each in walk(node)
     )
     return enabled or any(isinstance(each, ast.IfExp) for each in walk(node))
-
-
-def _mutates(method: str) -> bool:
-    return method in MUTATING or method in _APPENDS or (method.endswith("_") and not method.endswith("__"))
 
 
 def _stem(node: ast.expr) -> ast.expr:

@@ -8,6 +8,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 PARSED = 64  # files whose trees are kept, as each look at the script reads the same ones
+MUTATING = frozenset(
+    """
+    add append appendleft clear difference_update discard extend extendleft fill fill_ insert intersection_update
+    load_state_dict move_to_end pop popitem popleft push put put_nowait remove reset reverse rotate seek set set_state setdefault
+    setstate shuffle sort step symmetric_difference_update update update_parameters
+    """.split()  # noqa: SIM905
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _BY_NAME = re.compile(r"\b(setattr|getattr|vars|globals|__dict__)\b")
 
@@ -53,6 +60,26 @@ def imports(tree: ast.Module) -> Sequence[tuple[str, str]]:
     """Return the names that a module imports, each with its original name."""
     found = [each for node in walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for each in node.names]
     return tuple((each.asname or each.name.partition(".")[0], each.name) for each in found)
+
+
+def called_name(call: ast.Call) -> str:
+    """Return the name of the called function or method. "": the source has no name for it."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def read_names(node: ast.AST | None) -> set[str]:
+    """Return the variables that an expression reads, except those that it binds itself."""
+    names = [each for each in walk(node) if isinstance(each, ast.Name)] if node is not None else []
+    bound = {each.id for each in names if not isinstance(each.ctx, ast.Load)}
+    return {each.id for each in names if isinstance(each.ctx, ast.Load)} - bound
+
+
+def mutates(method: str) -> bool:
+    """Return whether a method of this name changes its object.
+
+    In PyTorch these are the names with a trailing underscore.
+    """
+    return method in MUTATING or (method.endswith("_") and not method.endswith("__"))
 
 
 def parameters(function: ast.AST) -> list[ast.arg]:

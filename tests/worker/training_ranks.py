@@ -61,7 +61,6 @@ from elasticd.worker.rehearsal import control
 from elasticd.worker.rehearsal.timetable import FAILED as FAILED
 from elasticd.worker.rehearsal.timetable import Timetable as Timetable
 from elasticd.worker.run import Run
-from elasticd.worker.save_calls import saved_names
 from elasticd.worker.sharding.divided import DividedState
 from elasticd.worker.stepping import Stepping
 from elasticd.worker.syntax import imports
@@ -227,7 +226,7 @@ def fork(worker: Callable[[], None]) -> int:
 
 
 def prepare() -> None:
-    """Load what every rank would load again: torch's code, and what is found in the syntax trees of the script's files."""
+    """Load what every rank would load again: torch's code, and the syntax trees of the script's files with their imports."""
     torch.set_num_threads(1)
     warm.prepare()
     _read_script()
@@ -237,7 +236,6 @@ def _read_script() -> None:
     Code(torch.device("cpu"))
     for module in own_modules(directories(), {}).values():
         if source := Source.read(module["__file__"]):
-            saved_names(source.tree)
             imports(source.tree)
     gc.freeze()  # objects of this process are not the ranks' garbage
 
