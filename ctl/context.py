@@ -275,3 +275,11 @@ def _absolute(path: str | None) -> Path | None:
 def default_directory() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "elasticctl" / "local"
+
+
+def check_output(option: str, path: Path) -> None:
+    """Raise UserError, naming the option, if no file can be written at this path."""
+    if path.is_dir():
+        raise UserError(f"{option}: {path} is a directory, not a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UserError(f"{option}: {path.parent} is not a directory that can be written to")

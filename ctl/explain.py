@@ -121,8 +121,7 @@ def parts(job: JobView, why: Explanation, now_s: float, everything: bool = False
 
 def _state(job: JobView, why: Explanation, now_s: float) -> str:
     """Return "digits-1: running for 3m20s on 2 GPUs; it asks for 1 to 4 GPUs"."""
-    low, high = job.spec.gpus.min, job.spec.gpus.max
-    allowed = gpu_count(high) if low == high else f"{low} to {gpu_count(high)}"
+    allowed = render.gpu_range(job.spec)
     by_hand = f", set to {job.manual_share} by hand" if job.manual_share is not None else ""
     if job.phase.final:
         return f"{job.job}: {job.phase.value} {span(now_s - why.phase_since_s)} ago; it asked for {allowed}"

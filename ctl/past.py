@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ..protocol.errors import UserError
 from ..protocol.messages import Events, EventView, GetEnded, GetEvents, GetJob, GetJobs, JobFound, JobView, ShareChange
 from ..protocol.texts import gpu_count
+from . import render
 from .context import Context
 from .formatting import span
+from .history import Picked
 from .labelled import Part
 from .promises import moment
 
 NAMED = 6  # jobs in one line
 EVENTS = 3  # of the job, before that time
-DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,8 @@ def past(shared: Context, name: str, at_s: float) -> Past:
     started = job.started_s is not None and job.started_s <= at_s
     if first is not None and started and first.time_s > at_s and not first.reason:  # older ones are forgotten
         raise UserError(f"--at: changes of its share are on record since {moment(first.time_s, now_s)}")
-    views = [*shared.client.jobs(GetJobs()).jobs]
-    for view in shared.client.ended(GetEnded()):
-        if (view.finished_s or 0.0) // DAY_S < at_s // DAY_S:  # later jobs of the list ended on earlier days
-            break
-        views.append(view)
+    ended = takewhile(lambda view: not Picked(after_s=at_s).is_past(view), shared.client.ended(GetEnded()))
+    views = [*shared.client.jobs(GetJobs()).jobs, *ended]
     return Past(at_s, now_s, job, present(views, job, at_s), _events(shared, job, at_s))
 
 
@@ -117,31 +116,29 @@ def _events(shared: Context, job: JobView, at_s: float) -> list[EventView]:
         after = answer.events[-1].number
 
 
-def parts(past: Past) -> Iterator[Part]:
+def parts(then: Past) -> Iterator[Part]:
     """Yield the parts of the explanation. Their texts may come from a job or an operator."""
-    job, at_s, now_s = past.job, past.at_s, past.now_s
-    low, high = job.spec.gpus.min, job.spec.gpus.max
-    allowed = gpu_count(high) if low == high else f"{low} to {gpu_count(high)}"
-    share, lasted = past.share_gpus, span(at_s - past.since_s)
-    if past.is_over:
+    job, at_s, now_s = then.job, then.at_s, then.now_s
+    allowed, share, lasted = render.gpu_range(job.spec), then.share_gpus, span(at_s - then.since_s)
+    if then.is_over:
         yield Part("", f"{job.job}, {moment(at_s, now_s)}: {job.phase.value} {lasted} before; it asked for {allowed}")
     else:
         state = f"on {gpu_count(share)} for {lasted}" if share else f"without GPUs for {lasted}"
         yield Part("", f"{job.job}, {moment(at_s, now_s)}: {state}; it asks for {allowed}")
-    if past.change is not None:
-        yield Part("why", past.change.reason or "the reason is no longer on record")
-    for number, event in enumerate(past.events):
+    if then.change is not None:
+        yield Part("why", then.change.reason or "the reason is no longer on record")
+    for number, event in enumerate(then.events):
         yield Part("" if number else "events", f"{moment(event.time_s, now_s)}  {event.text}")
-    holders, waiting = past.holders, past.waiting
+    holders, waiting = then.holders, then.waiting
     if holders:
         told = [f"{each.job} {gpus}" for each, gpus in holders[:NAMED]]
         yield Part("held by", f"{', '.join([*told, *_more(holders)])}: {gpu_count(sum(gpus for _, gpus in holders))}")
-    elif not past.is_over:
+    elif not then.is_over:
         yield Part("held by", "no other job had GPUs")
     if waiting:
         yield Part("waited, too", ", ".join([*(each.job for each in waiting[:NAMED]), *_more(waiting)]))
-    if past.next is not None:
-        change = past.next
+    if then.next is not None:
+        change = then.next
         yield Part("next", f"{moment(change.time_s, now_s)}  {share} -> {change.share}  {change.reason or '-'}")
 
 
@@ -149,19 +146,19 @@ def _more(found: Sequence[object]) -> list[str]:
     return [f"{len(found) - NAMED} more"] if len(found) > NAMED else []
 
 
-def document(past: Past) -> dict[str, object]:
+def document(then: Past) -> dict[str, object]:
     """Return the explanation as a document for programs. Times are Unix times in seconds."""
-    change, after = past.change, past.next
+    change, after = then.change, then.next
     return {
-        "job": past.job.job,
-        "at_s": past.at_s,
-        "time_s": past.now_s,
-        "over": past.is_over,
-        "share_gpus": past.share_gpus,
-        "since_s": past.since_s,
+        "job": then.job.job,
+        "at_s": then.at_s,
+        "time_s": then.now_s,
+        "over": then.is_over,
+        "share_gpus": then.share_gpus,
+        "since_s": then.since_s,
         "reason": change.reason if change is not None else "",
-        "events": [{"time_s": each.time_s, "text": each.text} for each in past.events],
-        "holders": [{"job": each.job, "share_gpus": gpus} for each, gpus in past.holders],
-        "waiting": [each.job for each in past.waiting],
+        "events": [{"time_s": each.time_s, "text": each.text} for each in then.events],
+        "holders": [{"job": each.job, "share_gpus": gpus} for each, gpus in then.holders],
+        "waiting": [each.job for each in then.waiting],
         "next": None if after is None else {"time_s": after.time_s, "share_gpus": after.share, "reason": after.reason},
     }

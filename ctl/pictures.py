@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import UserError
 from ..protocol.messages import JobView, UsageBy, UsageRow
 from ..protocol.texts import gpu_count
+from .context import check_output
 from .formatting import printable, span
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ KINDS = (("used", "#0072B2"), ("paused", "#E69F00"), ("idle", "#999999"), ("lost
 
 def check(path: Path) -> None:
     """Raise UserError if no picture can be written there, before anything is computed."""
-    if path.is_dir():
-        raise UserError(f"--plot: {path} is a directory, not a file")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(f"--plot: {path.parent} is not a directory that can be written to")
+    check_output("--plot", path)
     if path.suffix not in SUFFIXES:
         raise UserError(f"--plot: {path} must end in {', '.join(SUFFIXES)}")
     from importlib.util import find_spec

@@ -216,13 +216,17 @@ def verdict(job: JobView) -> str:
     return f"{job.job} {_phase_and_reason(phase, f'{phase}{ran}{code}', reason)}"
 
 
+def gpu_range(spec: JobSpec) -> str:
+    """Return the GPUs that a job asks for: "1 GPU", "2 to 4 GPUs"."""
+    low, high = spec.gpus.min, spec.gpus.max
+    return gpu_count(low) if low == high else f"{low} to {gpu_count(high)}"
+
+
 def submitted(job: str, spec: JobSpec, joins: bool = True) -> str:
     """Return the known facts of a job at its submission, beside its id. `joins`: the command probably calls
     `elastic.join()`.
     """
-    low, high = spec.gpus.min, spec.gpus.max
-    share = gpu_count(low) if low == high else f"{low} to {gpu_count(high)}"
-    count = spec.virtual_workers
+    share, count = gpu_range(spec), spec.virtual_workers
     if not spec.expected_to_join or not joins:
         return f"{job}: {share}"
     each = "the script's batch_size" if count == 1 else f"{count} virtual workers x the script's batch_size"

@@ -20,7 +20,7 @@ from ..protocol.model import JobId
 from ..protocol.texts import gpu_count, many
 from . import pictures, render
 from . import simulation_tables as tables
-from .context import console, say
+from .context import check_output, console, say
 
 if TYPE_CHECKING:
     from ..scheduler.scheduler import Scheduler
@@ -257,12 +257,8 @@ def _check_outputs(as_json: str | None, plot: Path | None, jobs: Path | None, ti
     written = {"--json": None if as_json in (None, "-") else Path(str(as_json))}
     rows = {"--jobs": jobs, "--timeline": timeline}
     for option, path in {**written, **rows}.items():
-        if path is None:
-            continue
-        if path.is_dir():
-            raise UserError(f"{option}: {path} is a directory, not a file")
-        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            raise UserError(f"{option}: {path.parent} is not a directory that can be written to")
+        if path is not None:
+            check_output(option, path)
     for option, path in rows.items():
         if path is not None:
             from ..simulator.results import check_file

@@ -253,16 +253,17 @@ class KeyDirectory:
         role, name = parse(principal)
         if role is Role.CONTROLLER:
             raise UserError("the controller has its key by `elasticctl keys init`")
-        if role is not Role.SERVER and not account:
-            account = name
-        if role is Role.SERVER and account:
-            raise UserError("a server has no account: jobs run as their owners")
+        owns = role in (Role.USER, Role.OPERATOR)
+        if account and not owns:
+            raise UserError(f"a {role.value} has no account: jobs run as their owners")
+        account = account or (name if owns else "")
         with self._locked():
             now = self.principals()
             before = now.named(principal)
             if before is not None and before.revoked_s is None:
                 raise UserError(f"{principal} has a key already: `elasticctl keys revoke {principal}` first")
-            self._check_owner(now, role, name, account)
+            if owns:
+                self._check_owner(now, role, name, account)
             given = KeyFile(role, name, Pair.new(), self.pair().public, controller)
             write_secret(out, given.text(), replace=False)
             line = Known(
@@ -284,7 +285,7 @@ class KeyDirectory:
         """
         for other in (Role.USER, Role.OPERATOR):
             known = now.named(f"{other.value}:{name}")
-            if known is None or role is Role.SERVER or other is role or known.account == account:
+            if known is None or other is role or known.account == account:
                 continue
             raise UserError(
                 f"{role.value}:{name} would own the jobs of {known.principal}, whose account is {known.account}: "

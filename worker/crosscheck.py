@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -280,8 +280,9 @@ class CrossCheck:
             self._remark_on_looks()
             self._extend_proof(bool(told[self._giver]["in_time"]))
         elif not self._proving:
-            self._refuse_drift(part.step)
-            self._check_drift()
+            drifts = self._drifts()
+            self._refuse_drift(part.step, drifts)
+            self._check_drift(drifts)
             self._remark_on_drift()
 
     def carry_out(self, verdict: Verdict, newcomers: frozenset[int], text: str) -> None:
@@ -475,22 +476,22 @@ class CrossCheck:
             names = self._names[giver], self._names[rank]
             self._remarks.on_newcomer(self._looks[giver][0], self._looks[rank][0], names)
 
-    def _drifts(self) -> Iterator[tuple[int, list[Difference]]]:
-        """Yield the ranks of which this step's payloads have looks, with the values that differ from the giver's.
+    def _drifts(self) -> Mapping[int, list[Difference]]:
+        """Return the values that differ from the giver's, by the ranks of which this step's payloads have looks.
 
         Called by all workers in the same step.
         """
-        if self._giver in self._looks:
-            given = self._looks[self._giver][0]
-            for rank in sorted(self._looks.keys() - {self._giver}):
-                yield rank, self._looking.lost(given, self._looks[rank][0])
+        if self._giver not in self._looks:
+            return {}
+        given, others = self._looks[self._giver][0], sorted(self._looks.keys() - {self._giver})
+        return {rank: self._looking.lost(given, self._looks[rank][0]) for rank in others}
 
-    def _refuse_drift(self, step: int) -> None:
+    def _refuse_drift(self, step: int, drifts: Mapping[int, list[Difference]]) -> None:
         """End the job's workers if the bodies of two have changed the dataset in different ways: samples depend on it.
 
         Entries that only one of two mappings has do not count: of a cache.
         """
-        for rank, lost in self._drifts():
+        for rank, lost in drifts.items():
             found = [each for each in lost if not _is_of_a_mapping(each) and self._looking.is_changed_data(each)]
             if found:
                 names = self._names[self._giver], self._names[rank]
@@ -499,9 +500,9 @@ class CrossCheck:
                     f"changed in the dataset; {self._looking.sentences(found, names)}"
                 )
 
-    def _check_drift(self) -> None:
+    def _check_drift(self, drifts: Mapping[int, list[Difference]]) -> None:
         """Have the next steps checked if a value of two workers differs on which the loss depends."""
-        for _, lost in self._drifts():
+        for lost in drifts.values():
             news = {each.whole for each in lost if each.whole not in self._drifted and self._looking.carries(each)}
             if news:
                 self._drifted |= news

@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
-from elasticd.ctl.past import Past, document, parts, present
-from elasticd.protocol.messages import EventKind, EventView, JobView, ShareChange
+from elasticd.ctl.past import Past, document, parts, past, present
+from elasticd.protocol.errors import UserError
+from elasticd.protocol.messages import (
+    EventKind,
+    Events,
+    EventView,
+    GetEvents,
+    GetJob,
+    JobFound,
+    Jobs,
+    JobView,
+    ShareChange,
+)
 from elasticd.protocol.model import JobId
 from tests.ctl.test_explain import NOW, view
 
@@ -87,3 +98,57 @@ def test_the_document_has_the_same_facts() -> None:
     assert found["holders"] == [{"job": "held-3", "share_gpus": 4}, {"job": "over-1", "share_gpus": 1}]
     assert found["waiting"] == ["later-9"]
     assert found["next"] == {"time_s": NOW - 200.0, "share_gpus": 2, "reason": "held-3 has shrunk"}
+
+
+class Cluster:
+    """Answers of a controller that knows these jobs; events come two at a time."""
+
+    def __init__(self, job: JobView, *ended: JobView) -> None:
+        self.job, self._ended, self.client = job, ended, self
+        self.asked_for = 0
+        self._events = [
+            EventView(number=n, time_s=NOW - 1000.0 + 100.0 * n, kind=EventKind.SUBMITTED, job=None, text=f"event {n}")
+            for n in range(1, 9)
+        ]
+
+    def ask(self, request: Any, kind: Any) -> Any:
+        if isinstance(request, GetJob):
+            return JobFound(job=self.job, time_s=NOW)
+        assert isinstance(request, GetEvents)
+        return Events(events=tuple(each for each in self._events if each.number > request.after)[:2])
+
+    def jobs(self, request: Any) -> Jobs:
+        return Jobs(jobs=(self.job, HELD), time_s=NOW, policy="fifo")
+
+    def ended(self, request: Any) -> Any:
+        for each in self._ended:
+            self.asked_for += 1
+            yield each
+
+
+def test_events_before_the_time_and_jobs_that_were_not_over_are_asked_for() -> None:
+    day = 86_400.0
+    days_before = [view(job=f"old-{n}", submitted_s=0.0, finished_s=NOW - n * day, shares=()) for n in range(2, 6)]
+    cluster: Any = Cluster(JOB, OVER, *days_before)
+    then = past(cluster, "digits-7", NOW - 550.0)
+    assert [each.text for each in then.events] == ["event 2", "event 3", "event 4"]
+    assert [each.job for each in then.others] == ["held-3", "over-1"]
+    assert cluster.asked_for <= 2, "jobs that ended on earlier days are not asked for"
+
+
+@pytest.mark.parametrize(
+    ("job", "ago_s", "words"),
+    [
+        (JOB, -10.0, "that time is in the future"),
+        (JOB, 2000.0, "digits-7 was submitted later"),
+        (
+            view(submitted_s=NOW - 1000.0, started_s=NOW - 990.0, shares=(change(500.0, 2), change(400.0, 4, "grows"))),
+            600.0,
+            "changes of its share are on record since",
+        ),
+    ],
+)
+def test_a_time_without_a_record_is_refused(job: JobView, ago_s: float, words: str) -> None:
+    cluster: Any = Cluster(job)
+    with pytest.raises(UserError, match=words):
+        past(cluster, job.job, NOW - ago_s)

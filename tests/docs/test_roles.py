@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+from elasticd.controller.requests.authority import READS
 from elasticd.protocol import messages
 from elasticd.protocol.messages import CordonServer, Refused, Request, SetPolicy
 from elasticd.protocol.model import ResumeFrom, ServerId, Snapshot
@@ -93,3 +94,11 @@ def test_a_submission_that_goes_on_from_another_users_job_is_refused() -> None:
     assert isinstance(refused, Refused)
     assert refused.not_allowed
     assert not getattr(world.ask(request, who=ALICE), "not_allowed", False)
+
+
+def test_the_pages_of_a_reader_need_no_request_that_a_reader_may_not_make() -> None:
+    """The logs of jobs are the exception; the page says why it has none."""
+    sources = [path.read_text() for room in ("web", "screens") for path in sorted((ROOT / "ctl" / room).glob("*.py"))]
+    made = {name for text in sources for name in re.findall(r"\b([A-Z]\w+)\(", text) if name in KINDS}
+    assert len(made) > 5
+    assert made - {each.__name__ for each in READS} <= {"GetLog"}

@@ -212,3 +212,13 @@ def test_one_name_in_two_roles_is_one_person(keys: KeyDirectory, tmp_path: Path)
     assert not (tmp_path / "2").exists()
     keys.add("user:carol", "carol", tmp_path / "2")
     keys.add("server:carol", "", tmp_path / "3")
+    keys.add("user:dave", "david", tmp_path / "4")
+    keys.add("reader:dave", "", tmp_path / "5")
+    assert {each.principal: each.account for each in keys.principals().known}["reader:dave"] == ""
+
+
+@pytest.mark.parametrize("role", ["server", "reader"])
+def test_a_role_without_jobs_has_no_account(role: str, keys: KeyDirectory, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"a {role} has no account: jobs run as their owners"):
+        keys.add(f"{role}:carol", "carol", tmp_path / "1")
+    assert not (tmp_path / "1").exists()
