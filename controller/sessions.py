@@ -212,7 +212,7 @@ class Forgeries:
     last: str = ""  # subject of the last refused report, in words
     limiter: RateLimiter = field(default_factory=lambda: RateLimiter(FORGERIES_AT_ONCE, FORGERY_INTERVAL_S))
 
-    def refused(self, what: str) -> None:
-        """Count a refused report about `what`."""
+    def refused(self, subject: str) -> None:
+        """Count a refused report about this subject."""
         self.count += 1
-        self.last = what
+        self.last = subject

@@ -113,7 +113,7 @@ def _notes(view: JobView, queued_s: float, interrupted_s: float) -> list[tuple[f
 
 
 def _of_use(view: JobView) -> list[tuple[float, str]]:
-    """Return notes on what the job asked for beside what it used, by the samples of agents."""
+    """Return notes on resources that the job requested and, by the samples of agents, did not use."""
     spec, use = view.spec, view.use
     if use is None:
         return []

@@ -48,6 +48,7 @@ from dataclasses import dataclass, field
 
 import zmq
 import zmq.utils.z85 as z85
+from zmq.utils.monitor import parse_monitor_message
 
 from ..protocol.errors import OperatorError
 from ..protocol.principals import LOCAL_OPERATOR, Principal, Role
@@ -63,8 +64,6 @@ log = logging.getLogger(__name__)
 
 Peer = bytes  # the index of the socket (one byte), then the connection's routing id there
 
-# An event of a socket's monitor: its kind, and the descriptor. `zmq.utils.monitor`, which has it too, loads asyncio.
-EVENT = struct.Struct("=hi")
 ROUTING_ID_BYTES = 5  # of an id assigned by ZeroMQ: a zero byte, then a 32-bit counter of connections
 HANDSHAKES_PER_S, HANDSHAKE_BURST = 5.0, 200.0  # of one principal
 LOOKS_PER_S, LOOK_BURST = 5.0, 20.0  # reloads of the list of keys because an unknown peer connects
@@ -384,9 +383,10 @@ class Listener:
     # -- connections
 
     def _on_event(self, endpoint: _Endpoint, frames: list[bytes]) -> None:
-        kind, descriptor = EVENT.unpack(frames[0])
+        event = parse_monitor_message(frames)
+        descriptor = int(event["value"])
         inode = _inode(descriptor)
-        if kind == zmq.EVENT_ACCEPTED:
+        if event["event"] == zmq.EVENT_ACCEPTED:
             owner, now = endpoint.config.owner, self._clock()
             if owner not in (None, os.getuid()) and not endpoint.accepted.take(now) and endpoint.rests_until is None:
                 self._rest(endpoint, now)

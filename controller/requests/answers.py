@@ -99,7 +99,7 @@ CHANGES = (
     LendGpus,
     EndLoan,
     Exec,
-)  # requests whose answers must be recorded
+)  # requests with answers that are recorded
 
 MAX_REQUEST_ID = 256
 MAX_LOG_OFFSET = 2**53

@@ -41,10 +41,10 @@ ORDINARY = """## Ordinary scripts
 Most scripts of the corpus were written to find gaps. The scripts named `ordinary_…` measure what a user meets: {count} scripts
 in the manner of public ones, drawn without regard to their difficulty. They are the first, by the alphabetical order of an
 index of public code, in files named train, trainer, train_vae, train_gan, train_gnn, train_lstm, distill, pinn, simclr and
-maml (.py), each from another repository. Left out were frameworks other than PyTorch,
-the loops of Lightning, transformers and accelerate ([another page](../frameworks.md)), files without a whole training loop,
-reinforcement learning that makes its data while it trains, and one that was like another of its author. Each was written anew
-in its manner, with small data of its own, and made elastic by `join`, `prepare`, `epochs`, the batches and `run.save` alone.
+maml (.py), each from another repository. Left out were frameworks other than PyTorch, files without a whole training loop,
+the loops of Lightning, transformers and accelerate ([another page](../frameworks.md)), reinforcement learning that makes its
+data while it trains, and one that was like another of its author. Each was written anew in its manner, with small data of its
+own, and made elastic by `join`, `prepare`, `epochs`, the batches and `run.save` alone.
 
 | | equal as written | named or refused | other bits, no message | crashed | equal with the named lines |
 | --- | --- | --- | --- | --- | --- |
@@ -165,14 +165,14 @@ def _of_ordinary(rows: Sequence[Mapping[str, str]]) -> str:
     lines = [row.get("with the line", row.get("now", "")) for row in rows]  # without a line: as written
     shares.append(_shares("now", [row.get("now", "") for row in rows], lines))
     used = Counter(line for each in ordinary_scripts.SCRIPTS for line in each.line.split(", ") if line)
-    said = ", ".join(f"{line if ' ' in line else f'`{line}`'} {count}" for line, count in used.most_common())
+    kinds = [f"| {line if ' ' in line else f'`{line}`'} | {count} |" for line, count in used.most_common()]
     mended = [each for each in ordinary_scripts.SCRIPTS if each.fix]
     single = sum("," not in each.line for each in mended)
     text = (
-        f"The refusals come one after another; {single} of the {len(mended)} scripts with lines have one kind only. The "
-        f"lines, with the number of scripts: {said}."
+        f"The refusals come one after another; {single} of the {len(mended)} scripts with lines need one kind of line."
     )
-    return ORDINARY.format(count=len(rows), rows="\n".join(shares), lines=textwrap.fill(text, 130))
+    table = "\n".join(["| line to write | scripts |", "| --- | --- |", *kinds])
+    return ORDINARY.format(count=len(rows), rows="\n".join(shares), lines=f"{textwrap.fill(text, 130)}\n\n{table}")
 
 
 def _shares(when: str, cells: Sequence[str], lines: Sequence[str] | None) -> str:
