@@ -109,7 +109,7 @@ def test_a_controller_that_is_frozen_says_so_by_silence_and_ends_at_the_watchdog
         assert manager.answers()
         assert manager.is_fed_within(PATIENCE_S)
         here, senders = hold_up(manager.clients, lambda: is_held_up(str(process.pid)))
-        manager.until(lambda: "a peer may hold up the thread that receives" in (tmp_path / "log").read_text())
+        manager.until(lambda: "a peer may block the thread that receives" in (tmp_path / "log").read_text())
         assert process.poll() is None
         assert not manager.is_fed_within(2 * WATCHDOG_S)
         process.send_signal(signal.SIGABRT)  # as systemd does
