@@ -363,6 +363,7 @@ class Run(Collectives):
                 stepping.evaluate if several is not None else None,
                 own_update,
                 divided is not None,
+                partial(stepping.clip_calls.unscaled, position),
             )
         single = isinstance(optimizer, torch.optim.Optimizer)
         return (

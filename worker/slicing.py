@@ -1,11 +1,11 @@
 """The values on which the gradient of a loop body depends, according to the script's source: a backward slice (Weiser,
 1981).
 
-The slice begins at calls of `backward()` and `run.clip()`, at assignments to `.grad`, and where the script seeds a generator
-or sets an option of an optimizer. A second one begins where the loop over epochs is left. A slice follows assignments, calls
-of the script's own functions and methods, and the conditions under which these run; the order of statements is left out. No
-code of the script runs. A value in the slice may act in a later step only, such as a counter that is compared with a
-threshold, or a memory that is read from some epoch on.
+The slice begins at calls of `backward()`, `run.clip()` and `clip_grad_norm_()`, at assignments to `.grad`, and where the
+script seeds a generator or sets an option of an optimizer. A second one begins where the loop over epochs is left. A slice
+follows assignments, calls of the script's own functions and methods, and the conditions under which these run; the order of
+statements is left out. No code of the script runs. A value in the slice may act in a later step only, such as a counter that
+is compared with a threshold, or a memory that is read from some epoch on.
 
 Not all that is in the slice and differs is a fault: entries of a cache follow from their keys, and scratch memory is
 written before it is read. So a value is kept only if a statement makes it from its previous one, or an item is read before it
@@ -29,6 +29,8 @@ _EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
 _KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
 _SIZES = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})  # of a tensor; not its values
 _SEEDS = frozenset({"manual_seed", "manual_seed_all", "seed", "seed_all", "seed_everything", "set_seed"})
+_CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm", "clip_gradients"})
+_ENDS = _SEEDS | _CLIPS  # functions whose arguments decide about gradients
 _CALLED = ("forward", "__call__")
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
 _ARGUMENT = re.compile(r"(\w+)\((\w+)\)(?:\[([^\]]*)\])?")
@@ -319,7 +321,7 @@ class Slice:
             if isinstance(function, ast.Attribute):
                 if function.attr in ("backward", "clip"):
                     self._sinks.append(Change((function.value, *arguments), scope, tests, False, False))
-                elif function.attr in _SEEDS:
+                elif function.attr in _ENDS:
                     self._sinks.append(Change(arguments, scope, tests, False, False))
                 elif function.attr == "send":
                     self._note(function.value, arguments, scope, tests, made_of_itself=True)
@@ -330,7 +332,7 @@ class Slice:
                 self._note(arguments[0], (), scope, tests, made_of_itself=True)
             elif isinstance(function, ast.Name) and function.id == "setattr" and arguments:  # some attribute
                 self._note(arguments[0], arguments[1:], scope, tests, made_of_itself=False, is_item=True)
-            elif isinstance(function, ast.Name) and function.id in _SEEDS:
+            elif isinstance(function, ast.Name) and self._imported.get(function.id, function.id) in _ENDS:
                 self._sinks.append(Change(arguments, scope, tests, False, False))
 
     def _assign(

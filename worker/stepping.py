@@ -37,6 +37,7 @@ from .events import Evaluated, Event, JoinStep, PartComputed, RunStep, StepAppli
 from .following import Following, Where
 from .gathering import COUNTS, GIVES, Alone, Gathering
 from .gradients.buffers import ModelBuffers
+from .gradients.clip_calls import ClipCalls
 from .gradients.evaluations import DISAGREE, Evaluations, SeveralEvaluations
 from .gradients.hyperparameters import Hyperparameters
 from .gradients.lanes import Lanes
@@ -178,6 +179,14 @@ class Stepping:
             recipe.canonical,
             recipe.overlap,
         )
+        self.clip_calls = ClipCalls(
+            self._lanes,
+            update.scaler,
+            held.parts.named_parameters,
+            lambda: self._current,
+            lambda: self.optimizers,
+            self.clip,
+        )
 
     def prepare(self, total_steps: int | None, epochs: int) -> None:
         """Prepare for the loop. It ends after `total_steps` steps (None: unknown) or after `epochs` epochs."""
@@ -244,15 +253,18 @@ class Stepping:
         """Return the weight of a virtual worker's mean in the step in progress; 1 in a full step."""
         return self._sampler.weight(self._step, self._seeded_as(virtual_worker))
 
-    def clip(self, virtual_worker: int, max_norm: float) -> None:
-        """Note the norm to which a virtual worker's body wants the global gradient clipped. Raises UserError."""
+    def clip(self, virtual_worker: int, max_norm: float, call: str = "run.clip()", fails: bool = False) -> None:
+        """Note the norm to which a virtual worker's body wants the global gradient clipped. Raises UserError.
+
+        call: the script's, for the error. fails: as in `Clipping.ask`."""
+        self.clip_calls.clips = True
         if virtual_worker < 0:
             return
         if self.evaluations.refuses:
             raise UserError(
-                f"run.clip() was called, and {self.evaluations.refuses}: a clipped gradient is not that of its loss"
+                f"{call} was called, and {self.evaluations.refuses}: a clipped gradient is not that of its loss"
             )
-        self._update.clipping.ask(virtual_worker, max_norm)
+        self._update.clipping.ask(virtual_worker, max_norm, fails)
 
     def gather(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
         """Return this tensor of all virtual workers: from shape [B, ...] to [N * B, ...] (`gathering`). Raises UserError."""
@@ -559,6 +571,7 @@ class Stepping:
         self._mutation_guard.begin_body(step)
         self._current = virtual_worker
         self._stepped.clear()
+        self.clip_calls.begin_body()
         self.gathering.begin_body()
         place = self._scale.place(self._seeded_as(virtual_worker))
         seed = derive_seed(recipe.seed, "model", place.unit, place.virtual_worker)
@@ -636,6 +649,7 @@ class Stepping:
             )
         updates = self._recipe.updates
         updates.check_stepped(self._step, optimizer)
+        self.clip_calls.step(optimizer)
         if virtual_worker >= 0:
             self._lanes.present.accumulation.part_stepped()
         self._stepped.add(optimizer)

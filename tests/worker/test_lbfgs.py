@@ -175,6 +175,10 @@ def clips(script: Script, batch: Any) -> None:
     script.step(batch, lambda: script.run.clip(1.0))
 
 
+def clips_by_torch(script: Script, batch: Any) -> None:
+    script.step(batch, lambda: torch.nn.utils.clip_grad_norm_(script.model.parameters(), 1.0))
+
+
 def steps_twice(script: Script, batch: Any) -> None:
     script.step(batch)
     script.step(batch)
@@ -192,6 +196,7 @@ def changes_parameters(script: Script, batch: Any) -> None:
         (without_a_closure, r"called without a closure, of which LBFGS has the loss: step\(closure\)"),
         (without_a_loss, "has returned a NoneType: it must return the loss"),
         (clips, r"run.clip\(\) was called, and the optimizer is LBFGS: a clipped gradient"),
+        (clips_by_torch, r"clip_grad_norm_\(\) was called, and the optimizer is LBFGS: a clipped gradient"),
         (steps_twice, r"optimizer.step\(\) was called twice for one batch"),
         (changes_parameters, "the parameter weight was changed in the loop body"),
     ],

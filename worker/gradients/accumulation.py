@@ -11,8 +11,10 @@ pass runs for each micro-batch. So in the first step of a process all gradients 
 counted. A script with several passes continues in that way. The first step also shows which gradient of a segment is complete
 last: from then on only its hook is a Python call, until gradients come in another order.
 
-A script that changes a gradient between `backward()` and `optimizer.step()` changes that of one micro-batch, seldom on purpose:
-clipping there would be right on one GPU without virtual workers. So it is refused, unless the script has set `overlap=False`.
+A script that changes a gradient between `backward()` and `optimizer.step()` changes that of one micro-batch, seldom on purpose.
+So it is refused, unless the script has set `overlap=False`. Calls of `clip_grad_norm_` change nothing here (`clip_calls`). They
+return the norm of the micro-batch's gradient, which no tensor holds any more once a part has been added to another micro-batch's:
+so the norm of each part is computed before, in scripts that clip.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from ..digests import digests, mixed, together
 from .layout import Gradient, GradientPool, Layout
 from .reduction import Node, Reducer, TreeAccumulator, are_siblings
 
+_Grads = list[torch.Tensor | None]
+_Versions = list[int | None]
 _version = attrgetter("_version")
 
 
@@ -59,6 +63,7 @@ class Accumulation:
             None  # digests of the present micro-batch's gradient, by segment
         )
         self._watched_steps = 0
+        self.keeps_norms = False  # whether the script needs `norms`
         self._segment_of = [i for i, segment in enumerate(layout.segments) for _ in segment.positions]
         self._hooks: list[RemovableHandle] = []
         self._learned = False  # whether hooks know which gradient of each segment comes last
@@ -79,12 +84,19 @@ class Accumulation:
             hook.remove()
         self._hooks.clear()
 
+    @property
+    def is_of_the_script(self) -> bool:
+        """Whether the script may change each micro-batch's gradient (`overlap=False`)."""
+        return not self._overlap
+
     def begin(self) -> None:
         """Begin a step."""
         self._tree: TreeAccumulator[Gradient] = TreeAccumulator(self.leaves, self._pool.give_back)
         self._reducer: Reducer | None = None  # reducer of a reduction that has begun
         self._mode = _Mode.OFF
         self._result: Gradient | None = None  # the step's gradient, until it is applied
+        self._norms: list[torch.Tensor | None] = []  # of the micro-batch's placed gradients, if `keeps_norms`
+        self._final: tuple[_Grads, _Versions] | None = None  # when the script has taken the gradient for complete
 
     # -- one micro-batch
 
@@ -102,7 +114,9 @@ class Accumulation:
         self._weight = weight
         self._ends_step = last is not None
         self._target, self._adds = self._place_for(virtual_worker)
-        self._versions: list[int | None] = [None] * len(self._layout.parameters)
+        self._versions: _Versions = [None] * len(self._layout.parameters)
+        self._norms = []
+        self._final = None
         self._arrived.clear()
         self._stepped_at = None
         self._placed = 0  # segments
@@ -121,6 +135,7 @@ class Accumulation:
         for parameter in self._layout.parameters:
             parameter.grad = None
         self._observed = []
+        self._final = None
         self._mode = _Mode.PROBING
 
     def probed(self) -> int:
@@ -153,10 +168,11 @@ class Accumulation:
         if self._mode is not _Mode.OFF and not self._was_untouched():
             raise UserError(
                 "a gradient was changed between backward() and optimizer.step(). There it is that of one micro-batch, not the "
-                "step's. To clip the step's gradient: run.clip(1.0) in place of clip_grad_norm_, or prepare(…, "
+                "step's. To clip the step's gradient: clip_grad_norm_(model.parameters(), 1.0), run.clip(1.0) or prepare(…, "
                 "max_grad_norm=1.0). To change it otherwise: prepare(…, before_update=f). If each micro-batch's is meant: "
                 "prepare(…, overlap=False)"
             )
+        self._check_final()
         self._several = self._several or twice
         if self._mode is _Mode.PLACING and self._learned and self._placed < len(self._layout.segments):
             self._hook()  # another order than learned: it may change again
@@ -171,6 +187,39 @@ class Accumulation:
                 self._learn()
         for parameter in self._layout.parameters:
             parameter.grad = None
+
+    def norms(self) -> dict[torch.Tensor, torch.Tensor] | None:
+        """Return the 2-norm of each gradient of the micro-batch so far, by parameter.
+
+        None: a part is not known, since `keeps_norms` was set too late."""
+        placed = self._placed_parameters if self._mode is _Mode.PLACING else 0
+        if placed > len(self._norms):
+            return None
+        every = [*self._norms[:placed], *_norms(self._layout.parameters[placed:])]
+        pairs = zip(self._layout.parameters, every, strict=True)
+        return {parameter: norm for parameter, norm in pairs if norm is not None}
+
+    def is_complete(self) -> None:
+        """Note that the script takes the micro-batch's gradient for complete, by clipping it.
+
+        Raises UserError, here and in `completed`, if the script has done so before and changed the gradient since."""
+        self._check_final()
+        self._final = self._grads()
+
+    def _grads(self) -> tuple[_Grads, _Versions]:
+        grads = [parameter.grad for parameter in self._layout.parameters]
+        return grads, [None if grad is None else grad._version for grad in grads]
+
+    def _check_final(self) -> None:
+        if self._final is None:
+            return
+        (before, old), (now, new) = self._final, self._grads()
+        if old != new or not all(map(is_, before, now)):
+            raise UserError(
+                "a gradient was computed or replaced between clip_grad_norm_() and optimizer.step(). That call clips the step's "
+                "gradient: call it once, behind the last backward(). If the gradient of each pass or micro-batch is to be "
+                "clipped: prepare(…, overlap=False)"
+            )
 
     def part_stepped(self) -> None:
         """Note that the script has stepped one of several optimizers, all of which it steps for each micro-batch.
@@ -251,9 +300,11 @@ class Accumulation:
         self._placed += 1
         if self._observed is not None:
             self._observe(segment.positions)
+        place = slice(segment.positions.start, segment.positions.stop)
+        if self._mode is _Mode.PLACING and self.keeps_norms:
+            self._norms += _norms(self._layout.parameters[place])
         self._put(segment.positions, self._target, self._adds)
         if self._mode is _Mode.PLACING:
-            place = slice(segment.positions.start, segment.positions.stop)
             views = self._target.views[place]
             for parameter, view in zip(self._layout.parameters[place], views, strict=True):
                 parameter.grad = view
@@ -349,6 +400,11 @@ class Accumulation:
         while self._placed < len(waiting) and waiting[self._placed] == 0:
             self._put_next()
 
+    @property
+    def _placed_parameters(self) -> int:
+        """Number of parameters whose gradients have been placed."""
+        return self._layout.segments[self._placed - 1].positions.stop if self._placed else 0
+
     def _was_untouched(self) -> bool:
         """Return whether each gradient is as the backward pass left it.
 
@@ -358,7 +414,7 @@ class Accumulation:
             return all(grad is None or grad._version == 0 for grad in grads)  # above 0: changed in place (clipped)
         known = len(self._versions)
         if self._learned and self._mode is _Mode.PLACING:
-            known = self._layout.segments[self._placed - 1].positions.stop if self._placed else 0
+            known = self._placed_parameters
             if len(self._arrived) < len(self._versions):
                 came = {*map(id, self._arrived)}
                 if any(each.grad is not None and id(each) not in came for each in self._layout.parameters):
@@ -372,6 +428,14 @@ def _put_zero(view: torch.Tensor, adds: bool) -> None:
         view.add_(0.0)  # has an effect: it turns -0.0 into 0.0, as adding another worker's zeros does
     else:
         view.zero_()
+
+
+def _norms(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return the 2-norm of each parameter's present gradient; None: it has none, or a sparse one, which `_put` refuses."""
+    grads = [parameter.grad for parameter in parameters]
+    dense = [None if grad is None or grad.is_sparse else grad.detach() for grad in grads]
+    norms = iter(torch._foreach_norm(found) if (found := [grad for grad in dense if grad is not None]) else ())
+    return [None if grad is None else next(norms) for grad in dense]
 
 
 def same(left: Sequence[torch.nn.Parameter], right: Sequence[torch.nn.Parameter]) -> bool:

@@ -1,8 +1,9 @@
 """Processing of the global gradient before the update: division by a count of items, clipping to a norm.
 
-A loop body may set the clipping limit (`Run.clip`). The body runs once for each virtual worker, and the global gradient
-is complete after the last of them; so the limit is kept until then. It travels in the step's word, as the bits of a
-floating-point number: a worker that has run no body in this step clips like the others.
+A loop body may set the clipping limit (`Run.clip`, or `clip_grad_norm_` by way of `clip_calls`). The body runs once for
+each virtual worker, and the global gradient is complete after the last of them; so the limit is kept until then. It
+travels in the step's word, as the bits of a floating-point number: a worker that has run no body in this step clips like
+the others.
 """
 
 from __future__ import annotations
@@ -28,33 +29,46 @@ class Clipping:
         self._always = max_norm
         self._own: dict[int, float] = {}  # limits set by this worker's bodies in this step, by virtual worker
         self._asked: float | None = None  # limit of all workers' bodies
+        self._fails = False  # whether the script wants an error if the norm is not finite
 
     def begin(self) -> None:
         """Begin a step, or begin it again."""
         self._own = {}
         self._asked = None
+        self._fails = False
 
-    def ask(self, virtual_worker: int, max_norm: float) -> None:
-        """Set a body's limit. Raises UserError if the limit is not positive, or if another body set a different one."""
+    def ask(self, virtual_worker: int, max_norm: float, fails: bool = False) -> None:
+        """Set a body's limit. fails: raise torch's error in the update if the norm is not finite.
+
+        Raises UserError if the limit is not positive, or if this or another body set a different one."""
         wanted = float(max_norm)
         if not wanted > 0:
-            raise UserError(f"clip({max_norm}): the greatest norm must be above 0")
+            raise UserError(f"the gradient is to be clipped to {max_norm}: the greatest norm must be above 0")
         if self._always is not None:
             raise UserError(
-                "clip() was called, and prepare() was given max_grad_norm=, which does the same: use one of them"
+                "a loop body clips the gradient, and prepare() was given max_grad_norm=, which does the same: use one of them"
+            )
+        if self._own.get(virtual_worker, wanted) != wanted:
+            raise UserError(
+                f"a loop body clips the gradient to {self._own[virtual_worker]} and to {wanted}: the step's gradient is clipped "
+                "once. In a function it may be clipped several times: prepare(…, before_update=f)"
             )
         for other in self._own.values():
             if other != wanted:
                 raise UserError(_disagreement(other, wanted))
         self._own[virtual_worker] = wanted
+        self._fails = self._fails or fails
 
     def apply(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Clip the gradients of these parameters if there is a limit.
 
-        Returns their 2-norm before; None without a limit.
+        Returns their 2-norm before; None without a limit. Raises RuntimeError if the norm is not finite and the script wants
+        an error.
         """
         limit = self._asked if self._always is None else self._always
-        return None if limit is None else torch.nn.utils.clip_grad_norm_(parameters, limit)
+        if limit is None:
+            return None
+        return torch.nn.utils.clip_grad_norm_(parameters, limit, error_if_nonfinite=self._fails)
 
     # -- in band: positive numbers are ordered as their bits are
 
@@ -110,6 +124,7 @@ def _number(bits: int) -> float:
 def _disagreement(one: float | None, other: float | None) -> str:
     first = "was not called" if one is None else f"was called with {one}"
     return (
-        f"clip() {first} for one virtual worker, and was called with {other} for another of the same step: "
-        "derive it from run.steps_done, not from a counter of loop bodies"
+        f"clip_grad_norm_() or run.clip() {first} for one virtual worker, and was called with {other} for another of the same "
+        "step: derive it from run.steps_done, or from run.grad_norm of the step before, not from a counter of loop bodies or the "
+        "norm of a micro-batch"
     )

@@ -47,6 +47,7 @@ class Lanes:
         self._canonical = canonical
         self._overlap = overlap
         self._world_size = 1
+        self._keeps_norms = False
         owned = [self.owned(number, trained) for number in range(len(updates))]
         self._lanes = [self._lay_out(parameters) for parameters in owned]
         self.present = self._lanes[0]  # of the step in progress
@@ -54,6 +55,12 @@ class Lanes:
     def owned(self, step: int, parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
         """Return those of `parameters` that a step trains."""
         return self._updates.owned(step, parameters, self._optimizers)
+
+    def keep_norms(self) -> None:
+        """Keep the norm of each micro-batch's gradient, from now on (`Accumulation.norms`)."""
+        self._keeps_norms = True
+        for lane in self._lanes:
+            lane.accumulation.keeps_norms = True
 
     def prepare(self) -> None:
         """Allocate the memory of the first steps in advance."""
@@ -111,6 +118,7 @@ class Lanes:
         # There may be more workers than virtual workers: while a whole roster is replaced, it contains old and new workers.
         layout = Layout(parameters, padding=max(self._virtual_workers, self._world_size))
         accumulation = Accumulation(layout, self._micro_batches, self._canonical, self._overlap)
+        accumulation.keeps_norms = self._keeps_norms
         return Lane(parameters, layout, accumulation)
 
     def _new_reducer(self, communicator: Communicator, ranges: Sequence[range], layout: Layout) -> Reducer:

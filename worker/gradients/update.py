@@ -131,10 +131,12 @@ class _Act:
         computes: Callable[[], bool],
         evaluate: Evaluate | None,
         divided: bool,
+        unscaled: Callable[[], None],
     ) -> None:
         self.original = original
         self.divided = divided  # the optimizer's state is divided among the workers (`sharding`)
         self.stepped = stepped
+        self.unscaled = unscaled
         self.evaluate = evaluate
         self.computes = computes  # returns whether a micro-batch's gradient is being computed, and may be discarded
         self.acting = False  # whether the runtime makes the update: then `step` is the optimizer's own
@@ -205,18 +207,20 @@ def make_elastic(
     evaluate: Evaluate | None = None,
     update: Callable[[torch.optim.Optimizer], None] | None = None,
     divided: bool = False,
+    unscaled: Callable[[], None] = lambda: None,
 ) -> None:
     """Let `optimizer.step()` call `stepped()`, unless the runtime calls it.
 
     computes: returns whether a micro-batch's gradient is being computed for which this optimizer has not been stepped. evaluate:
     calls a closure, for an optimizer that evaluates the loss several times. update: replaces the `step` of such an optimizer.
-    divided: the optimizer's state is divided among the workers."""
+    divided: the optimizer's state is divided among the workers. unscaled: called when the script's scaler is to unscale the
+    gradient of a micro-batch."""
     kind = type(optimizer)
     # A scheduler may have put a wrapper before the class's `step`, to notice its calls.
     original = optimizer.__dict__.pop("step", None) or partial(kind.step, optimizer)
     if update is not None:
         original = partial(kind.profile_hook_step(update), optimizer)  # with the script's hooks
-    put_between(optimizer, {"_act": _Act(original, stepped, computes, evaluate, divided)}, ElasticOptimizer)
+    put_between(optimizer, {"_act": _Act(original, stepped, computes, evaluate, divided, unscaled)}, ElasticOptimizer)
 
 
 class ElasticScaler:
@@ -240,12 +244,12 @@ class ElasticScaler:
         if new_scale is not None:
             raise UserError("scaler.update(new_scale): the scale follows the global gradient and cannot be set")
 
-    def unscale_(self, optimizer: Any) -> None:
-        """Raise UserError: a micro-batch's gradient is not the global one."""
-        raise UserError(
-            "scaler.unscale_(): leave it out, the global gradient is unscaled before it is clipped. In place of clip_grad_norm_ "
-            "write run.clip(1.0), or give prepare() max_grad_norm= or before_update="
-        )
+    def unscale_(self, optimizer: ElasticOptimizer) -> None:
+        """Do nothing, if `clip_grad_norm_` follows: the global gradient is unscaled before it is clipped (`clip_calls`)."""
+        if not isinstance(optimizer, ElasticOptimizer):
+            raise UserError("scaler.unscale_() takes the optimizer that prepare() returned")
+        if self._scaler.is_enabled():
+            optimizer._act.unscaled()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scaler, name)
