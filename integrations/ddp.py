@@ -6,7 +6,7 @@
     for epoch in job.epochs(5):
         for x, y in loader:
             loss_fn(model(x), y).backward()
-            job.clip(1.0)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     job.save(model, "model.pt")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from elasticd.integrations.ddp import DistributedSampler, adopt
@@ -27,7 +28,7 @@ def train() -> tuple[Any, dict[str, Any]]:
         for batch in loader:
             loss = model(**batch)["loss"]
             loss.backward()
-            job.clip(task.MAX_NORM)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), task.MAX_NORM)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()

@@ -79,6 +79,7 @@ SCRIPTS: tuple[Script, ...] = (
     Script("schedule_free", EQUAL),
     Script("amp_grad_scaler", EQUAL),
     Script("clip_elastic", EQUAL),
+    Script("clip_in_body", EQUAL),
     Script("lora_in_mid_run", EQUAL),
     Script("pruning_buffers", EQUAL),
     Script("observer_buffers", EQUAL),

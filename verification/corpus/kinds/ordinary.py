@@ -20,10 +20,9 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         "ordinary_char_gpt",
         FOUND,
-        "run.clip",
-        "run.clip, run.steps_done, @run.every, run.state",
+        "['lr']",
+        "run.steps_done, @run.every, run.state",
         (
-            ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "run.clip(1.0)"),
             ("lr = get_lr(iter_num)", "lr = get_lr(run.steps_done)"),
             _state("best_val_loss=1e9"),
             ("best_val_loss = 1e9\n", ""),
@@ -95,20 +94,13 @@ SCRIPTS: tuple[Script, ...] = (
             (", G Loss: {g_loss.item():.4f}", ""),
         ),
     ),
-    Script(
-        "ordinary_gpt2_pieces",
-        FOUND,
-        "run.clip",
-        "run.clip",
-        (("torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)", "run.clip(args.max_grad_norm)"),),
-    ),
+    Script("ordinary_gpt2_pieces", EQUAL),
     Script(
         "ordinary_unet_dice",
         FOUND,
-        "run.clip",
-        "run.clip, @run.every",
+        "scheduler.step()",
+        "@run.every",
         (
-            ("torch.nn.utils.clip_grad_norm_(model.parameters(), gradient_clipping)", "run.clip(gradient_clipping)"),
             (
                 '                division_step = 4\n                if global_step % division_step == 0:\n                    val_score = evaluate(model, val_loader)\n                    scheduler.step(val_score)\n                    logging.info(f"Validation Dice score: {val_score}")\n',
                 "",
@@ -178,8 +170,8 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         "ordinary_cell_convlstm",
         FOUND,
-        "run.clip",
-        "run.clip, run.mean, run.state",
+        "history",
+        "run.mean, run.state",
         (
             (
                 "    run = elastic.join()\n",
@@ -188,8 +180,8 @@ SCRIPTS: tuple[Script, ...] = (
             ('    history = {"train_loss": [],', '    state.history = {"train_loss": [],'),
             ("    best_iou = 0\n    best_consistency = 0\n    epochs_without_improvement = 0\n", ""),
             (
-                "        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n",
-                "        run.clip(1.0)\n        run.mean(loss=loss, seg=seg)\n",
+                "        optimizer.step()\n",
+                "        run.mean(loss=loss, seg=seg)\n        optimizer.step()\n",
             ),
             (
                 'return {"loss": total_loss / num_batches, "seg": loss_components["seg"] / num_batches}',
@@ -221,14 +213,9 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         "ordinary_survival_fusion",
         FOUND,
-        "run.clip",
-        "max_grad_norm, run.state",
+        "best_val_cindex",
+        "run.state",
         (
-            (
-                "                scaler.unscale_(optimizer)\n                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
-                "",
-            ),
-            ("optimizer, train_loader)", "optimizer, train_loader, max_grad_norm=1.0)"),
             ("best_val_cindex", "state.best_val_cindex"),
             ("epochs_without_improvement", "state.epochs_without_improvement"),
             ('    state.best_val_cindex = -float("inf")\n', ""),
@@ -276,20 +263,8 @@ SCRIPTS: tuple[Script, ...] = (
         ),
     ),
     Script("ordinary_speech_emotion", EQUAL),
-    Script(
-        "ordinary_anomaly_series",
-        FOUND,
-        "run.clip",
-        "run.clip",
-        (("torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)", "run.clip(1.0)"),),
-    ),
-    Script(
-        "ordinary_logistics_graph",
-        FOUND,
-        "run.clip",
-        "run.clip",
-        (("torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)", "run.clip(1.0)"),),
-    ),
+    Script("ordinary_anomaly_series", EQUAL),
+    Script("ordinary_logistics_graph", EQUAL),
     Script("ordinary_gp_classifier", EQUAL),
     Script("ordinary_conditional_vae", EQUAL),
     Script(
@@ -320,12 +295,9 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         "ordinary_trainer_callbacks",
         FOUND,
-        "run.clip",
-        "run.clip, run.steps_done",
-        (
-            ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "elastic_run.clip(1.0)"),
-            ("if trainer.iter_num % 10 == 0", "if elastic_run.steps_done % 10 == 0"),
-        ),
+        "iter_num",
+        "run.steps_done",
+        (("if trainer.iter_num % 10 == 0", "if elastic_run.steps_done % 10 == 0"),),
     ),
     Script(
         "ordinary_medical_srgan",
@@ -509,10 +481,9 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         "ordinary_sign_bilstm",
         FOUND,
-        "run.clip",
-        "run.clip, run.state",
+        "best_val_acc",
+        "run.state",
         (
-            ("nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)", "run.clip(1.0)"),
             ("best_val_acc = 0.0\nbest_epoch = 0\npatience_cnt = 0\nhistory = []\n", ""),
             ("best_val_acc", "state.best_val_acc"),
             ("best_epoch", "state.best_epoch"),

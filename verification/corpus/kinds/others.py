@@ -80,13 +80,6 @@ SCRIPTS: tuple[Script, ...] = (
     ),
     Script("accumulation_by_hand", FOUND, "optimizer.step", "virtual workers"),
     Script(
-        "clip_in_body",
-        FOUND,
-        "run.clip",
-        "run.clip(1.0)",
-        (("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "run.clip(1.0)"),),
-    ),
-    Script(
         "simclr_all_gather",
         FOUND,
         "process group",
