@@ -388,6 +388,7 @@ class Run(Collectives):
             device=self._device,
             canonical=determinism in (Determinism.ELASTIC, Determinism.HETEROGENEOUS),
             overlap=overlap,
+            changes_gradients=not overlap,
             max_steps=env.max_steps if env else None,
             normalize=normalize,
             updates=updates,

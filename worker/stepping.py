@@ -76,6 +76,7 @@ class Recipe:
     comparing: Terms = field(default_factory=Terms)
     gathers: bool = False  # loop bodies may call `run.gather`
     agnostic: bool = False  # the bits must be equal on different hardware (`determinism: heterogeneous`)
+    changes_gradients: bool = False  # the script may change the gradient of each micro-batch
     backwards: bool = False  # in a rehearsal: the bodies of a step run in the reverse order
 
 

@@ -335,7 +335,8 @@ class Trainer:
         following.find(frame)
         self.held.parts.follow(following.schedulers, following.averages, following.beside)
         self._mutation_guard.find(frame, is_local)
-        self.stepping.clip_calls.begin(frame)
+        if not self.recipe.changes_gradients:
+            self.stepping.clip_calls.begin(frame)
         if self._compares:
             self._looking.is_local = is_local
             self._looking.begin(frame)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,25 @@ def test_the_returned_norms_and_the_scale_are_those_of_one_worker_alone(ranks: R
     assert set(ranks.outcome(f"clip_cases.{case}", ALL).states) == {expected}
 
 
+class Backwards(Run):
+    """Bodies run in the reverse order, as in a rehearsal of `elasticctl check`."""
+
+    def _recipe(self, *arguments: Any) -> Any:
+        return replace(super()._recipe(*arguments), backwards=True, overlap=False)
+
+
 class Script:
     """A script with a single worker. `body` runs for each batch."""
 
     def __init__(
-        self, virtual_workers: int = 2, optimizers: int = 1, scaler: dict[str, Any] | None = None, **options: Any
+        self,
+        virtual_workers: int = 2,
+        optimizers: int = 1,
+        scaler: dict[str, Any] | None = None,
+        kind: type[Run] = Run,
+        **options: Any,
     ) -> None:
-        self.run = Run(LocalControl.alone(virtual_workers), None, virtual_workers, seed=1)
+        self.run = kind(LocalControl.alone(virtual_workers), None, virtual_workers, seed=1)
         self.scaler: Any = None if scaler is None else self.run.scaler(torch.amp.GradScaler("cpu", **scaler))
         torch.manual_seed(1)
         self.model = nn.ModuleList([nn.Linear(3, 512), nn.Linear(512, 1024), nn.Linear(1024, 1)])
@@ -141,6 +154,10 @@ def test_every_spelling_clips_the_gradient_of_the_step(spelling: str) -> None:
 def test_it_clips_in_jobs_of_all_kinds(options: dict[str, Any], prepared: dict[str, Any]) -> None:
     ends = Script(**options, **prepared).train(clipped(SPELLINGS["by its path"]))
     assert equal(ends, expected(**options, **prepared))
+
+
+def test_it_clips_in_a_rehearsal_with_bodies_in_the_reverse_order() -> None:
+    assert equal(Script(kind=Backwards).train(clipped(SPELLINGS["by its path"])), expected())
 
 
 def test_one_virtual_worker_ends_with_the_bits_of_a_script_without_the_runtime() -> None:

@@ -84,11 +84,6 @@ class Accumulation:
             hook.remove()
         self._hooks.clear()
 
-    @property
-    def is_of_the_script(self) -> bool:
-        """Whether the script may change each micro-batch's gradient (`overlap=False`)."""
-        return not self._overlap
-
     def begin(self) -> None:
         """Begin a step."""
         self._tree: TreeAccumulator[Gradient] = TreeAccumulator(self.leaves, self._pool.give_back)

@@ -91,7 +91,7 @@ class ClipCalls:
         fails: whether a norm that is not finite is an error. Raises UserError if the call means something else."""
         virtual_worker, lane = self._virtual_worker(), self._lanes.present
         ours = {id(parameter) for parameter in lane.parameters}
-        if virtual_worker is None or lane.accumulation.is_of_the_script or ours.isdisjoint(map(id, given)):
+        if virtual_worker is None or ours.isdisjoint(map(id, given)):
             return None
         if float(norm_type) != 2.0:
             raise UserError(f"{CALL} was called with norm_type={norm_type!r}: a loop body has the 2-norm. {IN_UPDATE}")
