@@ -184,7 +184,7 @@ class Stepping:
             self._lanes,
             update.scaler,
             held.parts.named_parameters,
-            lambda: self._current,
+            lambda: self._current if self._reading else None,
             lambda: self.optimizers,
             self.clip,
         )

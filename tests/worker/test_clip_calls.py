@@ -377,6 +377,21 @@ def test_in_a_loop_body_it_is_torch_s_own_for_tensors_that_the_job_does_not_trai
     assert equal(Script().train(body), expected())
 
 
+def test_after_a_loop_that_is_left_in_a_body_it_is_torch_s_own() -> None:
+    script = Script()
+    for _ in script.run.epochs(1):
+        for x, y in script.batches:
+            script.loss(x, y).backward()
+            break
+        break
+    x, y = script.data
+    script.loss(1000 * x, 1000 * y).backward()
+    assert float(clip_grad_norm_(script.model.parameters(), BOUND, norm_type=math.inf)) > BOUND
+    assert (
+        max(float(each.grad.abs().max()) for each in script.model.parameters() if each.grad is not None) < 1.001 * BOUND
+    )
+
+
 def test_without_overlap_each_micro_batch_is_clipped() -> None:
     norms: list[float] = []
 

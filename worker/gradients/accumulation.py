@@ -91,7 +91,7 @@ class Accumulation:
         self._mode = _Mode.OFF
         self._result: Gradient | None = None  # the step's gradient, until it is applied
         self._norms: list[torch.Tensor | None] = []  # of the micro-batch's placed gradients, if `keeps_norms`
-        self._final: tuple[_Grads, _Versions] | None = None  # when the script has taken the gradient for complete
+        self._sealed: tuple[_Grads, _Versions] | None = None  # of the micro-batch, when the script clipped it
 
     # -- one micro-batch
 
@@ -111,7 +111,7 @@ class Accumulation:
         self._target, self._adds = self._place_for(virtual_worker)
         self._versions: _Versions = [None] * len(self._layout.parameters)
         self._norms = []
-        self._final = None
+        self._sealed = None
         self._arrived.clear()
         self._stepped_at = None
         self._placed = 0  # segments
@@ -130,7 +130,6 @@ class Accumulation:
         for parameter in self._layout.parameters:
             parameter.grad = None
         self._observed = []
-        self._final = None
         self._mode = _Mode.PROBING
 
     def probed(self) -> int:
@@ -167,7 +166,7 @@ class Accumulation:
                 "max_grad_norm=1.0). To change it otherwise: prepare(…, before_update=f). If each micro-batch's is meant: "
                 "prepare(…, overlap=False)"
             )
-        self._check_final()
+        self._check_seal()
         self._several = self._several or twice
         if self._mode is _Mode.PLACING and self._learned and self._placed < len(self._layout.segments):
             self._hook()  # another order than learned: it may change again
@@ -194,21 +193,22 @@ class Accumulation:
         pairs = zip(self._layout.parameters, every, strict=True)
         return {parameter: norm for parameter, norm in pairs if norm is not None}
 
-    def is_complete(self) -> None:
-        """Note that the script takes the micro-batch's gradient for complete, by clipping it.
+    def seal(self) -> None:
+        """Note that the script has clipped the micro-batch's gradient, and so takes it for complete.
 
-        Raises UserError, here and in `completed`, if the script has done so before and changed the gradient since."""
-        self._check_final()
-        self._final = self._grads()
+        Raises UserError, here and in `completed`, if the gradient has changed since the note before."""
+        self._check_seal()
+        self._sealed = self._grads()
 
     def _grads(self) -> tuple[_Grads, _Versions]:
         grads = [parameter.grad for parameter in self._layout.parameters]
         return grads, [None if grad is None else grad._version for grad in grads]
 
-    def _check_final(self) -> None:
-        if self._final is None:
+    def _check_seal(self) -> None:
+        if self._sealed is None:
             return
-        (before, old), (now, new) = self._final, self._grads()
+        (before, old), (now, new) = self._sealed, self._grads()
+        self._sealed = None
         if old != new or not all(map(is_, before, now)):
             raise UserError(
                 "a gradient was computed or replaced between clip_grad_norm_() and optimizer.step(). That call clips the step's "

@@ -3,6 +3,7 @@
 On one GPU such a call clips the gradient of the whole batch. A loop body has the gradient of one micro-batch, and the sum is
 complete after the last body. So the call notes its limit for the update, as `Run.clip` does, and changes nothing. Its result is
 the norm of the micro-batch's gradient: scripts log it, or test whether it is finite. It is the same for any number of workers.
+With `error_if_nonfinite`, the error is raised in the update, for the norm of the sum.
 
 A call is read in this way if it means all gradients that the step applies, in the 2-norm. Otherwise it is refused, since its
 effect on the sum is not known. Elsewhere (outside loop bodies, for parameters that the step does not train, with `overlap=False`)
@@ -108,7 +109,8 @@ class ClipCalls:
             )
         self._check_parts(given, ours, norms)
         self._clip(virtual_worker, max_norm, CALL, fails)
-        lane.accumulation.is_complete()
+        if virtual_worker >= 0:
+            lane.accumulation.seal()
         return self._norm([norms[each] for each in given if each in norms])
 
     def _check_parts(self, given: Sequence[Any], ours: set[int], norms: dict[torch.Tensor, torch.Tensor]) -> None:
