@@ -49,6 +49,10 @@ def convert(values: object, into: type[S], source: str, at: str = "") -> S:
 
     Raises WrongOption.
     """
+    for way, key in _keys(values):
+        if not isinstance(key, str):
+            text = "is no text: a name stands in quotes if YAML would read it as a number, or as yes, no, on or off"
+            raise WrongOption(source, _join(at, [*way, str(key)]), text)
     try:
         converted = msgspec.convert(values, into)
     except msgspec.ValidationError as error:
@@ -98,6 +102,19 @@ def _with(values: Any, way: list[str | int], mapping: object) -> Any:
     if not way or not isinstance(values, dict):
         return mapping
     return {**values, way[0]: _with(values[way[0]], way[1:], mapping)}
+
+
+def _keys(values: object) -> Iterator[tuple[list[str | int], object]]:
+    """Yield all keys of mappings in plain values, and the path to each mapping."""
+    if isinstance(values, list | tuple):
+        for at, value in enumerate(values):
+            for steps, key in _keys(value):
+                yield [at, *steps], key
+    if isinstance(values, dict):
+        for step, value in values.items():
+            yield [], step
+            for steps, key in _keys(value):
+                yield [str(step), *steps], key
 
 
 def _numbers(values: object) -> Iterator[tuple[list[str | int], float]]:
