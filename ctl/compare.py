@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..protocol.errors import UserError
+from . import render
 from . import simulation_tables as tables
 from .context import JSON, console, print_json, say
 
@@ -17,9 +19,28 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHOWN = ("avg-jct", "p99", "max", "slowdown", "changes")
-WORDS = {"tells": "told lengths", "gpus": "GPUs", "dropped_larger": "jobs larger than the cluster that were left out"}
+MOST_NAMED = 8  # users or accounts in a line
+SHOWN_BY = ("gpu-h", "avg-jct", "p99", "unfairness")  # by user or account
+WORDS = {
+    "tells": "told lengths",
+    "gpus": "GPUs",
+    "dropped_larger": "jobs larger than the cluster that were left out",
+    "users": "the table of users",
+    "account": "the column of accounts",
+}
 ABSENT = {"tells": "those of the trace", "where": "all rows"}  # in place of "none"
-RESULTS = ("policies", "interval_95", "by_seed", "seeds", "own_stages")
+RESULTS = ("policies", "interval_95", "by_seed", "seeds", "own_stages", "by")
+
+
+@dataclass(frozen=True)
+class Side:
+    """A policy's figures in one of the results, or those of one user or account, with the halves of their intervals."""
+
+    figures: tables.Figures
+    halves: tables.Figures
+
+
+Rows = Mapping[tuple[str, ...], tuple[Side, Side]]  # by policy, or by policy and user or account
 
 
 def command() -> Any:
@@ -40,8 +61,14 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="COLUMN",
-            help=f"Of simulate's tables; may be repeated (default {', '.join(SHOWN)}).",
+            help=f"Of simulate's tables; may be repeated (default {', '.join(SHOWN)}; with --by {', '.join(SHOWN_BY)}).",
             show_default=False,
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="user|account", help="Compare the results by user or account (`simulate --by`).", show_default=False
         ),
     ] = None,
     as_json: Annotated[bool, JSON] = False,
@@ -51,10 +78,16 @@ def compare(
     common = [label for label in left["policies"] if label in right["policies"]]
     if not common:
         raise UserError(f"{first} and {second} have no policy in common: {_listed(left)}; {_listed(right)}")
-    shown = [tables.column(name) for name in column or SHOWN]
+    if by is None:
+        shown = [tables.column(name, option="--column") for name in column or SHOWN]
+        rows: Rows = {(label,): (_side(left, label), _side(right, label)) for label in common}
+    else:
+        shown = [tables.column(name, tables.GROUPS, "--column") for name in column or SHOWN_BY]
+        rows = _by(by, common, _groups(first, left, by), _groups(second, right, by))
     differences = _differences(left, right)
     if as_json:
-        print_json({"differences": differences, "policies": _document(left, right, common, shown)})
+        document = _document(rows, shown)
+        print_json({"differences": differences, **({"policies": document} if by is None else {"by": {by: document}})})
         return
     for name, (one, other) in differences.items():
         say(
@@ -62,7 +95,7 @@ def compare(
         )
     if single := [label for label in [*left["policies"], *right["policies"]] if label not in common]:
         say(f"elasticctl: only one of them has {', '.join(single)}")
-    console().print(_table(left, right, common, shown))
+    console().print(_table(rows, shown, ("POLICY",) if by is None else ("POLICY", by.upper())))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -91,7 +124,10 @@ def _listed(document: Mapping[str, Any]) -> str:
 def _differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the inputs in which two results differ."""
     names = [name for name in {**left, **right} if name not in RESULTS]
-    return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
+    found = {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
+    if None in found.get("quotas", ()):  # only one has quotas: to whom they apply is no further difference
+        found.pop("quotas_by", None)
+    return found
 
 
 def _words(name: str, value: Any) -> str:
@@ -100,6 +136,12 @@ def _words(name: str, value: Any) -> str:
         return ABSENT.get(name, "none")
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name == "quotas":
+        from ..scheduler.options import convert
+        from ..scheduler.quotas.messages import changes
+        from ..scheduler.quotas.terms import NO_QUOTAS, Quotas
+
+        return changes(NO_QUOTAS, convert(value, Quotas, name))
     if name == "tells":
         errors = f"errors by a factor from {value['least']:g} to {value['most']:g}"
         return f"{100 * value['part']:g} % of the jobs, {errors}, {100 * value['early']:g} % end early"
@@ -111,14 +153,48 @@ def _words(name: str, value: Any) -> str:
     return str(value)
 
 
-def _document(
-    left: Mapping[str, Any], right: Mapping[str, Any], common: Sequence[str], shown: Sequence[tables.Column]
-) -> dict[str, Any]:
-    return {label: {each.figure: _pair(left, right, label, each) for each in shown} for label in common}
+def _side(document: Mapping[str, Any], label: str) -> Side:
+    return Side(document["policies"][label], (document.get("interval_95") or {}).get(label) or {})
 
 
-def _pair(left: Mapping[str, Any], right: Mapping[str, Any], label: str, of: tables.Column) -> dict[str, float | None]:
-    one, other = left["policies"][label][of.figure], right["policies"][label][of.figure]
+def _groups(path: Path, document: Mapping[str, Any], by: str) -> Mapping[str, Any]:
+    """Return the results by user or account. Raises UserError if the file has none."""
+    found = (document.get("by") or {}).get(by)
+    if not found:
+        raise UserError(f"{path}: has no results by {by}: they come from `elasticctl simulate --by {by} --json FILE`")
+    return dict(found)
+
+
+def _by(by: str, common: Sequence[str], left: Mapping[str, Any], right: Mapping[str, Any]) -> Rows:
+    """Return the users or accounts that both results have under each policy."""
+    rows: dict[tuple[str, ...], tuple[Side, Side]] = {}
+    for label in common:
+        one, other = left[label]["groups"], right[label]["groups"]
+        if single := [render.printable(name) for name in {**one, **other} if name not in one or name not in other]:
+            more = f" and {len(single) - MOST_NAMED} more" if len(single) > MOST_NAMED else ""
+            say(f"elasticctl: {label}: only one of them has the {by} {', '.join(single[:MOST_NAMED])}{more}")
+        for name in one:
+            if name in other:
+                sides = (
+                    Side(each["groups"][name], each.get("interval_95", {}).get(name) or {})
+                    for each in (left[label], right[label])
+                )
+                rows[label, name] = next(sides), next(sides)
+    return rows
+
+
+def _document(rows: Rows, shown: Sequence[tables.Column]) -> dict[str, Any]:
+    whole: dict[str, Any] = {}
+    for names, sides in rows.items():
+        place = whole
+        for name in names:
+            place = place.setdefault(name, {})
+        place |= {each.figure: _pair(sides, each) for each in shown}
+    return whole
+
+
+def _pair(sides: tuple[Side, Side], of: tables.Column) -> dict[str, float | None]:
+    one, other = (side.figures[of.figure] for side in sides)
     return {"a": one, "b": other, "ratio": _ratio(one, other)}
 
 
@@ -126,21 +202,20 @@ def _ratio(one: float | None, other: float | None) -> float | None:
     return other / one if one and other is not None else None
 
 
-def _table(
-    left: Mapping[str, Any], right: Mapping[str, Any], common: Sequence[str], shown: Sequence[tables.Column]
-) -> Table:
+def _table(rows: Rows, shown: Sequence[tables.Column], heads: Sequence[str]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("POLICY", "COLUMN"):
+    for head in (*heads, "COLUMN"):
         table.add_column(head, no_wrap=True)
     for head in ("A", "B", "B / A"):
         table.add_column(head, justify="right", no_wrap=True)
-    for label in common:
-        name = label
+    before: tuple[str, ...] = ("",) * len(heads)
+    for names, sides in rows.items():
         for each in shown:
-            ratio = _pair(left, right, label, each)["ratio"]
-            values = (tables.cell(each, document, label) for document in (left, right))
-            table.add_row(name, each.head, *values, "-" if ratio is None else f"{ratio:.3f}")
-            name = ""
+            ratio = _pair(sides, each)["ratio"]
+            values = (tables.cell(each, side.figures, side.halves) for side in sides)
+            told = [render.printable(name) if name != last else "" for name, last in zip(names, before, strict=True)]
+            table.add_row(*told, each.head, *values, "-" if ratio is None else f"{ratio:.3f}")
+            before = names
     return table

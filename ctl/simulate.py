@@ -24,6 +24,7 @@ from .context import check_output, console, say
 
 if TYPE_CHECKING:
     from ..scheduler.scheduler import Scheduler
+    from ..simulator.owners import By
     from ..simulator.runs import Result, Setup
 
     Run = tuple[str, int]  # label and seed
@@ -159,6 +160,34 @@ def simulate(
             metavar="FILE", help="Failures of servers and GPUs: a trace (.csv), or rates (.yaml).", show_default=False
         ),
     ] = None,
+    quotas: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Apply the quotas of a policy file (docs/quotas.md).", show_default=False),
+    ] = None,
+    quotas_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="user|account",
+            help="To whom quotas apply: each user (default where the trace has users) or each account.",
+            show_default=False,
+        ),
+    ] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Table with the user of each job, such as PAI's pai_job_table.csv.", show_default=False
+        ),
+    ] = None,
+    account: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Column of the trace that names accounts.", show_default=False),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="user|account", help="Show results by user or account, too; may be repeated.", show_default=False
+        ),
+    ] = None,
     explain: Annotated[
         str | None, typer.Option(metavar="JOB", help="Tell what each policy decided about a job.", show_default=False)
     ] = None,
@@ -168,9 +197,11 @@ def simulate(
     sorted_by = tables.column(sort) if sort is not None else None
     if seeds > 1 and (plot is not None or explain is not None):
         raise UserError("--seeds: a picture and an explanation are of one seed; leave out --plot and --explain")
-    from ..simulator import files
+    from ..simulator import files, owners
 
-    stages = files.stages(packing, placement, admission, "--")
+    grouped = [owners.by(one, "--by") for one in dict.fromkeys(by or [])]
+    quotas_for = None if quotas_by is None else owners.by(quotas_by, "--quotas-by")
+    stages = files.stages(packing, placement, admission, "--", files.quotas(quotas))
     schedulers = files.schedulers(policy or [DEFAULT_POLICY], stages, "--")
     conditions = files.conditions(where or [])
     view = files.cluster(cluster, servers, gpus_per_server, "--")
@@ -192,6 +223,10 @@ def simulate(
         gpu_type=gpu_type,
         costs=costs,
         stages=stages,
+        schedulers=schedulers,
+        owners=owners.Owners(users, account),
+        quotas_from=str(quotas),
+        quotas_by=quotas_for,
         cap_at_request=cap_at_request,
         random_models=random_models,
         drop_larger=drop_larger,
@@ -209,6 +244,8 @@ def simulate(
     for remark in prepared[0].remarks():
         say(f"elasticctl: {remark}")
     setups = [one.setup for one in prepared]
+    for one in grouped:
+        prepared[0].trace.check_owners(one, f"--by {one.value}")
     from ..scheduler.priorities import ignored
 
     priority = setups[0].assigned.workload.priority
@@ -227,13 +264,17 @@ def simulate(
         "random_models": random_models,
         "failures": str(failures) if failures else None,
         "tells": asdict(tells) if tells is not None else None,
+        "users": str(users) if users else None,
+        "account": account,
     }
-    document = _document(trace, schedulers, inputs, found, sorted_by)
+    document = _document(trace, schedulers, inputs, found, sorted_by, grouped)
     if seeds > 1 and not tables.differ(document):
         say("elasticctl: --seeds: every seed gave the same result: nothing in this simulation is random")
     if as_json != "-":
         for table in tables.tables(document):
             console().print(table)
+        for name, one in document["by"].items():
+            _print_groups(name, one)
     if explain is not None:
         _tell_stories(setups[0], found[0][1], sys.stderr if as_json == "-" else sys.stdout)
     if as_json is not None:
@@ -314,6 +355,7 @@ def _document(
     inputs: Mapping[str, Any],
     found: Runs,
     sorted_by: tables.Column | None,
+    grouped: Sequence[By],
 ) -> dict[str, Any]:
     from ..simulator.replay import own_setups
     from ..simulator.results import over_seeds
@@ -344,11 +386,36 @@ def _document(
         "seed": setup.seed,
         "policies": {label: summed[label][0] for label in order},
         **repeated,
+        "by": {by.value: {label: _groups(found, label, by) for label in order} for by in grouped},
     }
 
 
+def _groups(found: Runs, label: str, by: By) -> dict[str, Any]:
+    """Return a policy's results by user or account; with several seeds their means with the intervals."""
+    from ..simulator import groups
+    from ..simulator.results import over_seeds
+
+    each = [groups.measure(setup, results[label], by) for setup, results in found]
+    jain, _ = over_seeds([{"jain_index": groups.jain_index(one)} for one in each])
+    summed = {name: over_seeds([render.plain(one[name]) for one in each]) for name in each[0]}
+    halves = {"interval_95": {name: half for name, (_, half) in summed.items()}} if len(found) > 1 else {}
+    return {**jain, "groups": {name: means for name, (means, _) in summed.items()}, **halves}
+
+
+def _print_groups(by: str, found: Mapping[str, Any]) -> None:
+    for table in tables.groups_tables(by, found):
+        console().print(table)
+    index = ", ".join(
+        f"{label} {tables.JAIN.show(one['jain_index'])}" for label, one in found.items() if one["jain_index"]
+    )
+    print(f"Jain's index over {by}s: {index or '-'}")
+    if (left_out := max(len(one["groups"]) for one in found.values()) - tables.MOST_GROUPS) > 0:
+        say(f"elasticctl: --by {by}: {left_out} more {by}s with fewer GPU-hours: --json FILE has all")
+
+
 def _stage_names(setup: Setup) -> dict[str, Any]:
-    return {"packing": setup.packing, "placement": setup.placement.name, "admission": setup.admission.name}
+    quotas = {"quotas": render.plain(setup.quotas), "quotas_by": setup.quotas_by.value} if setup.quotas.any else {}
+    return {"packing": setup.packing, "placement": setup.placement.name, "admission": setup.admission.name, **quotas}
 
 
 def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> None:

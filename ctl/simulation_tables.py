@@ -41,9 +41,11 @@ def _count(value: float) -> str:
     return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
 
 
+DROPPED = Column("DROPPED", "dropped", _count)
+JAIN = Column("JAIN", "jain_index", _form("{:.3f}"), most_first=True)
 TIMES = (
     Column("DONE", "finished", _count, most_first=True),
-    Column("DROPPED", "dropped", _count),
+    DROPPED,
     Column("AVG JCT", "avg_jct_s", render.span),
     Column("P50", "p50_jct_s", render.span),
     Column("P95", "p95_jct_s", render.span),
@@ -61,7 +63,7 @@ QUALITY = (
     Column("P99 SLOWDOWN", "p99_slowdown", _form("{:.3g}")),
     Column("UNFAIRNESS", "avg_finish_time_fairness", _form("{:.3g}")),
     Column("WORST", "max_finish_time_fairness", _form("{:.3g}")),
-    Column("JAIN", "jain_index", _form("{:.3f}"), most_first=True),
+    JAIN,
 )
 CLUSTER = (
     Column("MAKESPAN", "makespan_s", render.span),
@@ -72,17 +74,32 @@ CLUSTER = (
     Column("CHANGES", "reconfigurations", _count),
     Column("WALL", "wall_s", _form("{:.1f}s")),
 )
+GROUPS = (  # by user or account
+    Column("JOBS", "jobs", _count),
+    DROPPED,
+    Column("GPU-H", "gpu_hours", lambda value: f"{value:.3g}" if value < 100 else f"{value:.0f}"),
+    Column("AVG JCT", "avg_jct_s", render.span),
+    Column("P99", "p99_jct_s", render.span),
+    Column("QUEUEING", "avg_queueing_s", render.span),
+    Column("UNFAIRNESS", "avg_finish_time_fairness", _form("{:.3g}")),
+    Column("WORST", "max_finish_time_fairness", _form("{:.3g}")),
+)
+MOST_GROUPS = 20  # users or accounts that are shown under each policy
 ALL = (*TIMES, *DEADLINES, *QUALITY, *CLUSTER)
 
 
-def column(name: str) -> Column:
-    """Return a column by its head, or by the name of its figure. Raises UserError."""
-    asked = name.casefold().replace("-", " ").replace("_", " ")
-    for each in ALL:
-        if asked in (each.head.casefold(), each.figure.replace("_", " ")):
+def column(name: str, among: Sequence[Column] = ALL, option: str = "--sort") -> Column:
+    """Return a column by its head, or by the name of its figure. Raises UserError, naming `option`."""
+    asked = _plain(name)
+    for each in among:
+        if asked in (_plain(each.head), _plain(each.figure)):
             return each
-    known = ", ".join(each.head.casefold().replace(" ", "-") for each in ALL)
-    raise UserError(f"--sort: there is no column {name!r}; there are {known}")
+    known = ", ".join(each.head.casefold().replace(" ", "-") for each in among)
+    raise UserError(f"{option}: there is no column {name!r}; there are {known}")
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("-", " ").replace("_", " ")
 
 
 def tables(document: Mapping[str, Any]) -> list[Table]:
@@ -104,20 +121,44 @@ def _table(columns: Sequence[Column], found: Mapping[str, Figures], halves: Mapp
     for each in columns:
         table.add_column(each.head, justify="right")
     for label, figures in found.items():
-        table.add_row(label, *(_cell(each, figures, halves.get(label) or {}) for each in columns))
+        table.add_row(label, *(cell(each, figures, halves.get(label) or {}) for each in columns))
     return table
 
 
-def _cell(shown: Column, figures: Figures, halves: Figures) -> str:
+def groups_tables(by: str, found: Mapping[str, Any]) -> list[Table]:
+    """Return the results by user or account (`by`) in the JSON of a simulation as tables, for the largest of each policy."""
+    from rich.table import Table
+
+    halves = {label: one.get("interval_95", {}) for label, one in found.items()}
+    shown = [each for each in GROUPS if each is not DROPPED or any(_drops(one) for one in found.values())]
+    parts = [shown[:5], shown[5:]] if any(halves.values()) else [shown]
+    tables = []
+    for columns in parts:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("POLICY", no_wrap=True)
+        table.add_column(by.upper(), no_wrap=True)
+        for each in columns:
+            table.add_column(each.head, justify="right")
+        for label, one in found.items():
+            title = label
+            for name in list(one["groups"])[:MOST_GROUPS]:
+                cells = (cell(each, one["groups"][name], halves[label].get(name) or {}) for each in columns)
+                table.add_row(title, render.printable(name) or "-", *cells)
+                title = ""
+        tables.append(table)
+    return tables
+
+
+def _drops(found: Mapping[str, Any]) -> bool:
+    return any(one[DROPPED.figure] for one in found["groups"].values())
+
+
+def cell(shown: Column, figures: Figures, halves: Figures) -> str:
+    """Return a value as text, with its interval if there is one."""
     value, half = figures[shown.figure], halves.get(shown.figure)
     if value is None:
         return "-"
     return f"{shown.show(value)} ±{shown.show(half)}" if half else shown.show(value)
-
-
-def cell(shown: Column, document: Mapping[str, Any], label: str) -> str:
-    """Return a policy's value in a column of a simulation's JSON, with its interval if there is one."""
-    return _cell(shown, document["policies"][label], (document.get("interval_95") or {}).get(label) or {})
 
 
 def differ(document: Mapping[str, Any]) -> bool:

@@ -123,6 +123,7 @@ def _workload(shape: _Shape, chosen: Sequence[Curve], work_s: Floats, told_s: Fl
         deadline_s=trace.deadline_s[order] - began_s,
         priority=None if trace.priority is None else trace.priority[order],
         demands=None if trace.demands is None else [trace.demands[row] for row in order.tolist()],
+        owners={by: [each[row] for row in order.tolist()] for by, each in trace.owners.items()},
     )
 
 

@@ -18,6 +18,7 @@ in a special way:
   far;
 * `IncrementalPlacement` (`scheduler.placement`), or `Typed` (`typed`): the GPUs of each job;
 * `Outages` (`failures`): the GPUs that are out of order;
+* `Tenants` (`tenants`): the owners of the jobs, with their quotas;
 * `Outcome` (`outcome`): the results.
 
 The cost of a decision depends on the jobs that the policy examines and changes, not on the length of the trace or the
@@ -45,6 +46,7 @@ from ..scheduler.policies import ELASTIC
 from ..scheduler.policies.base import Policy
 from ..scheduler.policies.elasticflow import Elasticflow
 from ..scheduler.profiles.tables import Table
+from ..scheduler.quotas.dividing import Tenancy
 from ..scheduler.view import NO_SCHEDULES, ClusterView, Gpus, JobTable, ServerInView
 from .allowances import covering
 from .costs import NONE, Costs
@@ -53,7 +55,9 @@ from .jobs import Jobs
 from .knowledge import Knowledge, KnownCurves
 from .learning import MeasuredCurves
 from .outcome import Blocking, Outcome
+from .owners import By
 from .progress import Progress
+from .tenants import Tenants
 from .typed import Typed, differs
 from .workload import Begun, Workload
 
@@ -77,11 +81,13 @@ class Simulation:
         measuring: Measuring | None = None,
         failures: Rates | Table | None = None,
         begun: Begun | None = None,
+        tenancy: Tenancy | None = None,
     ) -> None:
         """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4).
 
         `watch`: called with each decision. `measuring`: how the policy finds out how jobs scale; None: it knows.
-        `begun`: the state from which the simulation goes on; None: an empty cluster.
+        `begun`: the state from which the simulation goes on; None: an empty cluster. `tenancy`: the owner of each job of
+        the workload, and the quotas; None: there are no quotas.
         """
         policy, admission = covering(policy, costs), covering(admission, costs)
         self._outages = None if failures is None else Outages(failures, cluster, seed)
@@ -94,6 +100,7 @@ class Simulation:
         self._gpus = sum(len(server.gpus) for server in cluster)
         self._policy = policy
         self._deadlines = _kept_beside(policy, admission, self._typed is not None)
+        self._tenants = Tenants(workload.owners.get(By.USER), tenancy)
         self._rng = random.Random(seed)
         self._jobs = Jobs(workload, self._gpus)
         self._knowledge: Knowledge = (
@@ -199,21 +206,31 @@ class Simulation:
             admitted = self._admits(job)
             jobs.came()
             if admitted:
+                self._tenants.came(job)
                 self._blocking.add(self._load.work_s[job : job + 1], self._load.submit_s[job : job + 1])
             else:
-                self.outcome.refused[job] = True
-                jobs.remove(jobs.places(np.array([job])))
+                self._refuse(job)
         return jobs.next > first
+
+    def _refuse(self, job: int) -> None:
+        self.outcome.refused[job] = True
+        self._jobs.remove(self._jobs.places(np.array([job])))
 
     def _arrive_together(self) -> bool:
         """Let all jobs arrive that are due, with an admission that sees them together in the view."""
         jobs, submit_s = self._jobs, self._submit_s
         first = jobs.next
+        count = 0
         while submit_s[jobs.next] <= self._now:
+            job = jobs.next
             jobs.came()
-        count = jobs.next - first
+            if self._tenants.refusal(job):
+                self._refuse(job)
+            else:
+                self._tenants.came(job)
+                count += 1
         if not count:
-            return False
+            return jobs.next > first
         table = self._sees()
         view = self._view(table, {} if self._typed is None else self._by_row())
         newcomers = range(len(table) - count, len(table))
@@ -227,16 +244,20 @@ class Simulation:
         self._blocking.add(self._load.work_s[numbers], self._load.submit_s[numbers])
         if refused:
             self.outcome.refused[table.rows[refused]] = True
+            self._tenants.left(table.rows[refused].tolist())
             jobs.remove(np.array(refused) + jobs.begin)
         return True
 
     def _admits(self, job: int) -> bool:
-        """Return whether an arriving job is admitted. Traces do not contain the jobs' users."""
+        """Return whether an arriving job is admitted."""
+        if self._tenants.refusal(job):
+            return False
         if self._admission is ADMIT_ALL:
             return True
+        user, user_jobs = self._tenants.user(job)
         waiting = len(self._jobs) - len(self._jobs.run)
-        situation = AdmissionState(gpus=self._gpus, waiting_jobs=waiting, user_jobs=0)
-        return not self._admission.refusal(Newcomer(int(self._load.min_gpus[job]), user=""), situation)
+        situation = AdmissionState(gpus=self._gpus, waiting_jobs=waiting, user_jobs=user_jobs)
+        return not self._admission.refusal(Newcomer(int(self._load.min_gpus[job]), user), situation)
 
     def _end(self) -> int:
         over = self._progress.over()
@@ -246,6 +267,7 @@ class Simulation:
         numbers = jobs.numbers[over]
         self.outcome.end_s[numbers] = self._now
         self._used -= int(jobs.columns.share[over].sum())
+        self._tenants.left(numbers.tolist())
         for job in numbers.tolist():
             (self._typed or self._placements).leave(job)
         jobs.finish(over)
@@ -284,7 +306,7 @@ class Simulation:
         table = self._sees()
         view = self._view(table, {} if self._watch is None else self._by_row())
         began = time.perf_counter()
-        decided = divide(view, self._policy, self._rng, self._packing, self._deadlines)
+        decided = divide(view, self._policy, self._rng, self._packing, self._deadlines, self._tenants.of(table.rows))
         rows = _changed(table, decided)
         shares = decided.shares[rows]
         stay = table.rows[list(decided.stay)].tolist() if decided.stay else ()
@@ -307,7 +329,13 @@ class Simulation:
         view = self._view(table, self._by_row())
         began = time.perf_counter()
         decided = decide(
-            view, self._policy, self._rng, self._packing, placement=self._placement, deadlines=self._deadlines
+            view,
+            self._policy,
+            self._rng,
+            self._packing,
+            placement=self._placement,
+            deadlines=self._deadlines,
+            tenancy=self._tenants.of(table.rows),
         )
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1

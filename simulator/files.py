@@ -8,10 +8,12 @@ from typing import Any
 
 from ..protocol.errors import UserError
 from ..runtime import config
-from ..scheduler.options import WrongOption
+from ..scheduler.options import WrongOption, convert, plain
 from ..scheduler.plugin import PolicyError
 from ..scheduler.policies import NAMES
 from ..scheduler.profiles.tables import Table, read
+from ..scheduler.quotas.terms import NO_QUOTAS, Quotas
+from ..scheduler.scheduler import Choice as PolicyFile
 from ..scheduler.scheduler import Scheduler, Stages, load_scheduler, load_stages
 from . import clusters, costs
 from .clusters import Cluster
@@ -20,18 +22,34 @@ from .failures import Rates
 from .workload import servers as alike
 
 DEFAULT_SERVERS, DEFAULT_GPUS = 16, 4  # the cluster of AFS 5.1
+QUOTAS = "quotas"  # names a document with quotas in errors
 PYTHON = ".py"  # ends the name of a file with a user's own policy
 ENDINGS = (".yaml", ".yml", PYTHON)
 
 Choice = str | Path | Mapping[str, Any]  # a policy
 
 
-def stages(packing: bool, placement: str | None, admission: str | None, dash: str) -> Stages:
+def stages(
+    packing: bool, placement: str | None, admission: str | None, dash: str, quotas: Quotas = NO_QUOTAS
+) -> Stages:
     """Return the stages around every policy that has no file with other stages. dash: before the names of options."""
     try:
-        return load_stages("simulate", admission, "network" if packing else None, placement)
+        return load_stages("simulate", admission, "network" if packing else None, placement, Stages(quotas=quotas))
     except WrongOption as error:
         raise UserError(f"{dash}{error.field}: {error.text}") from None
+
+
+def quotas(given: str | Path | Mapping[str, Any] | None) -> Quotas:
+    """Return the quotas of a policy file, or of a document like one; its policy and other stages do not matter."""
+    if given is None:
+        return NO_QUOTAS
+    document = plain(dict(given) if isinstance(given, Mapping) else config.load_yaml(Path(given), UserError))
+    try:
+        if not isinstance(document, dict) or document.get("quotas") is None:
+            raise WrongOption(QUOTAS, "", "no field quotas; wanted is one like quotas: {users: {alice: {gpus: 4}}}")
+        return convert({"policy": "", **document}, PolicyFile, QUOTAS).quotas or NO_QUOTAS
+    except WrongOption as error:
+        raise refused(QUOTAS if isinstance(given, Mapping) else str(given), error) from None
 
 
 def schedulers(given: Sequence[Choice] | Mapping[str, Choice], default: Stages, dash: str) -> dict[str, Scheduler]:
@@ -100,6 +118,11 @@ def sentence(file: Path, error: WrongOption) -> str:
     line = config.line_of(file, error.field)
     where = f"{file}: line {line}" if line is not None else str(file)
     return f"{where}: {error.field}: {error.text}" if error.field else f"{where}: {error.text}"
+
+
+def refused(source: str, error: WrongOption) -> UserError:
+    """Return a mistake of a document as one sentence, with its line where the source is a file."""
+    return UserError(sentence(Path(source), error) if Path(source).is_file() else str(error))
 
 
 def cluster(file: str | Path | Mapping[str, Any] | None, servers: int | None, gpus: int | None, dash: str) -> Cluster:

@@ -30,9 +30,12 @@ GAVEL = {
     10: "job_type,command,working_directory,num_steps_arg,needs_data_dir,total_steps,scale_factor,priority_weight,SLO,"
     "arrival_time",
 }
-PAI = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
+PAI = {
+    10: "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type",  # pai_task_table
+    6: "job_name,inst_id,user,status,start_time,end_time",  # pai_job_table
+}
 PAI_STATUS = frozenset({"Running", "Terminated", "Failed", "Waiting"})
-SACCT = "sacct -aXP --format=JobID,State,Submit,Start,End,Elapsed,AllocTRES,ReqTRES"
+SACCT = "sacct -aXP --format=JobID,User,Account,State,Submit,Start,End,Elapsed,AllocTRES,ReqTRES"
 UNFINISHED = ("RUNNING", "PENDING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING")
 GPU_COUNT = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)")
 ELAPSED = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)(?:\.\d+)?")  # days-hours:minutes:seconds
@@ -49,8 +52,8 @@ def read(path: Path) -> Table:
     if "JobID" in (fields := first.split("|")) and len(fields) > 1:
         return complete(parse(path, content, "|", quoted=False))
     fields = first.split(",")
-    if len(fields) == PAI.count(",") + 1 and fields[3] in PAI_STATUS:
-        return parse(path, content, header=PAI.split(","))
+    if (names := PAI.get(len(fields))) and fields[3] in PAI_STATUS:
+        return parse(path, content, header=names.split(","))
     return parse(path, content)
 
 

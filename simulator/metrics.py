@@ -72,17 +72,17 @@ def measure(outcome: Outcome, workload: Workload, deadline_s: Floats, gpus: int)
     return Metrics(
         finished=int(over.sum()),
         dropped=int((~over).sum()),
-        avg_jct_s=_mean(jct_s),
-        p50_jct_s=_percentile(jct_s, 50),
-        p95_jct_s=_percentile(jct_s, 95),
-        p99_jct_s=_percentile(jct_s, 99),
-        max_jct_s=_percentile(jct_s, 100),
-        avg_slowdown=_mean(slowdown),
-        p99_slowdown=_percentile(slowdown, 99),
-        avg_finish_time_fairness=_mean(rho),
-        max_finish_time_fairness=_percentile(rho, 100),
+        avg_jct_s=mean(jct_s),
+        p50_jct_s=percentile(jct_s, 50),
+        p95_jct_s=percentile(jct_s, 95),
+        p99_jct_s=percentile(jct_s, 99),
+        max_jct_s=percentile(jct_s, 100),
+        avg_slowdown=mean(slowdown),
+        p99_slowdown=percentile(slowdown, 99),
+        avg_finish_time_fairness=mean(rho),
+        max_finish_time_fairness=percentile(rho, 100),
         jain_index=fairness.jain(rho),
-        avg_queueing_s=_mean((outcome.start_s - submit_s)[started]),
+        avg_queueing_s=mean((outcome.start_s - submit_s)[started]),
         makespan_s=last_end_s - float(submit_s.min()) if over.any() else None,
         deadline_ratio=_deadline_ratio(outcome.end_s, deadline_s),
         refused=int(outcome.refused.sum()),
@@ -98,8 +98,8 @@ def measure(outcome: Outcome, workload: Workload, deadline_s: Floats, gpus: int)
         failures=outcome.failures,
         interrupted=outcome.interrupted,
         decisions=outcome.decisions,
-        avg_decision_s=_mean(np.array(outcome.decision_s)),
-        p99_decision_s=_percentile(np.array(outcome.decision_s), 99),
+        avg_decision_s=mean(np.array(outcome.decision_s)),
+        p99_decision_s=percentile(np.array(outcome.decision_s), 99),
         wall_s=outcome.wall_s,
         events=outcome.events,
     )
@@ -138,9 +138,11 @@ def _average(values: list[float] | list[int], weights: Floats) -> float | None:
     return float((np.array(values) * weights).sum()) / total if total > 0 else None
 
 
-def _mean(values: Floats) -> float | None:
+def mean(values: Floats) -> float | None:
+    """Return the mean; None of no values."""
     return float(values.mean()) if len(values) else None
 
 
-def _percentile(values: Floats, percent: float) -> float | None:
+def percentile(values: Floats, percent: float) -> float | None:
+    """Return the value below which `percent` % of the values are; None of no values."""
     return float(np.percentile(values, percent)) if len(values) else None

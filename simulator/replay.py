@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from ..protocol.texts import many
 from ..scheduler.profiles import curves as measured
 from ..scheduler.profiles.tables import Table
 from ..scheduler.scheduler import Scheduler, Stages
-from . import files, results, traces
+from . import files, groups, quota_checks, results, traces
 from .assign import assign
 from .clusters import Cluster
 from .costs import Costs
@@ -30,6 +31,8 @@ from .explain import Moment
 from .failures import Outages, Rates
 from .files import Choice
 from .metrics import Metrics
+from .owners import OF_FORMAT, By, Owners
+from .owners import by as owned_by
 from .runs import Result, Setup, run_all
 from .telling import Telling, telling
 from .traces import Trace
@@ -51,6 +54,7 @@ class Prepared:
     setup: Setup
     dropped_larger: int
     trace: Trace
+    notes: tuple[str, ...] = ()
 
     def remarks(self) -> list[str]:
         trace, said = self.trace, []
@@ -68,7 +72,7 @@ class Prepared:
             requests = "requests" if self.dropped_larger == 1 else "request"
             jobs = many(self.dropped_larger, "job")
             said.append(f"--drop-larger: left out {jobs} that {requests} more GPUs than the cluster has")
-        return said
+        return [*said, *self.notes]
 
 
 def prepare(
@@ -80,6 +84,10 @@ def prepare(
     gpu_type: str | None = None,
     costs: Costs,
     stages: Stages,
+    schedulers: Mapping[str, Scheduler] = MappingProxyType({}),
+    owners: Owners = OF_FORMAT,
+    quotas_from: str = files.QUOTAS,
+    quotas_by: By | None = None,
     cap_at_request: bool = False,
     random_models: bool = False,
     drop_larger: bool = False,
@@ -91,18 +99,21 @@ def prepare(
 ) -> list[Prepared]:
     """Return one workload for each seed; files are read once.
 
-    `tells`: which jobs report their lengths, in place of the trace's reports.
+    `tells`: which jobs report their lengths, in place of the trace's reports. `schedulers`: those that are to run, some
+    with quotas of their own; `quotas_from`: where the quotas of `stages` stand.
 
     Raises UserError, naming file and line, if something cannot be simulated.
     """
     tables = measured.load(profiles, gpu_type) if profiles is not None else None
     gpus = sum(len(server.gpus) for server in cluster)
-    whole = traces.load(trace, where or {})
+    whole = traces.load(trace, where or {}, owners)
     names = dict.fromkeys(sort.name for server in cluster for sort in server.sorts)
     if not any(names):
         whole = whole.on_any_type()
     jobs = whole.up_to(gpus) if drop_larger else whole
     types = list(names) if gpu_type is None and len(names) > 1 else []
+    by = quota_checks.owner(jobs, quotas_by)
+    notes = _notes(jobs, gpus, by, stages, quotas_from, schedulers)
     found = []
     for seed in seeds:
         assigned = assign(jobs, gpus, tables, seed, cap_at_request, random_models, curves_known, types)
@@ -124,11 +135,29 @@ def prepare(
             stages.admission,
             failures,
             curves_known,
+            stages.quotas,
+            by,
         )
         if failures is not None:
             Outages(failures, cluster, seed)  # a mistake in a trace is found before hours of simulation
-        found.append(Prepared(setup, len(whole) - len(jobs), jobs))
+        found.append(Prepared(setup, len(whole) - len(jobs), jobs, notes))
     return found
+
+
+def _notes(
+    trace: Trace, gpus: int, by: By, stages: Stages, quotas_from: str, schedulers: Mapping[str, Scheduler]
+) -> tuple[str, ...]:
+    """Return remarks on quotas and reservations. Raises UserError if the quotas of a scheduler do not suit the trace."""
+    said: dict[str, None] = {}
+    for label, one in schedulers.items():
+        own = one.stages.quotas
+        if own.any:
+            source = quotas_from if own is stages.quotas else one.source or label
+            quota_checks.check(own, by, trace, source)
+            said |= dict.fromkeys(filter(None, [quota_checks.remark(own, by, trace, gpus)]))
+        if one.stages.reservations:
+            said[f"{label}: its reservations by time are not simulated"] = None
+    return tuple(said)
 
 
 @dataclass(frozen=True)
@@ -154,6 +183,11 @@ class Replay:
     def timeline(self) -> results.Rows:
         """Return lists by column, an entry for each event: see `results.timeline_rows`."""
         return results.timeline_rows(self.result)
+
+    def by(self, by: str) -> results.Rows:
+        """Return lists by column, an entry for each user or account (`by`): see `groups.GroupMetrics`."""
+        grouped = owned_by(by, "by")
+        return groups.rows(grouped, groups.measure(self.setup, self.result, grouped))
 
     def explain(self) -> results.Rows:
         """Return lists by column, an entry for each change of the job to explain: ``time_s`` (seconds since the first
@@ -191,6 +225,10 @@ class Replays(dict[str, Replay]):
     def timeline(self) -> DataFrame:
         """Return a row for each policy, seed and event, as `--timeline` writes them."""
         return self._frame(Replay.timeline)
+
+    def by(self, by: str) -> DataFrame:
+        """Return a row for each policy, seed and user or account (`by`: ``"user"``, ``"account"``), as `--by` shows them."""
+        return self._frame(lambda one: one.by(by))
 
     def explain(self) -> DataFrame:
         """Return each policy's decisions about the job to explain."""
@@ -238,6 +276,10 @@ def simulate(
     seeds: int = 1,
     explain: str | None = None,
     failures: str | Path | Mapping[str, Any] | None = None,
+    quotas: str | Path | Mapping[str, Any] | None = None,
+    quotas_by: str | None = None,
+    users: str | Path | Columns | DataFrame | None = None,
+    account: str | None = None,
     processes: int = 1,
 ) -> Replays:
     """Replay a trace of jobs under some policies, in virtual time. Arguments have the names of the options of
@@ -248,9 +290,10 @@ def simulate(
     "parameters": {...}}``, or several of them: in a list, or in a mapping by the labels that their results get. where:
     only rows with one of these values in these columns. servers (16) and gpus_per_server (4), or cluster: a file, or a
     document such as ``{"servers": [{"gpus": 8, "count": 2}]}``. overhead: a preset, a file, or `Costs`. failures: a
-    trace, or rates as a YAML file or a document. explain: a job
-    for `Replay.explain`. processes: simulated at a time; with more than one the calling program must be importable
-    (``if __name__ == "__main__"``).
+    trace, or rates as a YAML file or a document. quotas: a policy file, or a document such as ``{"quotas": {"users":
+    {"alice": {"gpus": 4}}}}``, for users or accounts (quotas_by). users: a table with the user of each job. account: the
+    column of the trace that names accounts. explain: a job for `Replay.explain`. processes: simulated at a time; with
+    more than one the calling program must be importable (``if __name__ == "__main__"``).
 
     Returns the results by policy, in the order given; the same arguments give the same results, except `wall_s` and the
     times of decisions. Raises UserError for a trace, a policy or an option that cannot be simulated, with file and line
@@ -260,7 +303,7 @@ def simulate(
         raise UserError(f"curves: {curves!r} is not known or measured")
     if seeds > 1 and explain is not None:
         raise UserError("explain: an explanation is of one seed; leave out seeds")
-    stages = files.stages(packing, placement, admission, "")
+    stages = files.stages(packing, placement, admission, "", files.quotas(quotas))
     named = isinstance(policy, Mapping) and "policy" in policy
     several = [policy] if isinstance(policy, str | Path) or named else policy
     schedulers = files.schedulers(several, stages, "")  # type: ignore[arg-type]
@@ -272,6 +315,10 @@ def simulate(
         gpu_type=gpu_type,
         costs=files.overhead(overhead, ""),
         stages=stages,
+        schedulers=schedulers,
+        owners=Owners(None if users is None else _table(users, "users"), account),
+        quotas_from=str(quotas) if isinstance(quotas, str | Path) else files.QUOTAS,
+        quotas_by=None if quotas_by is None else owned_by(quotas_by, "quotas_by"),
         cap_at_request=cap_at_request,
         random_models=random_models,
         drop_larger=drop_larger,
@@ -319,6 +366,13 @@ def own_setups(setup: Setup, schedulers: Mapping[str, Scheduler]) -> dict[str, S
     found = {}
     for name, one in schedulers.items():
         stages = one.stages
-        if (stages.packing, stages.placement, stages.admission) != (setup.packing, setup.placement, setup.admission):
-            found[name] = replace(setup, packing=stages.packing, placement=stages.placement, admission=stages.admission)
+        own = replace(
+            setup,
+            packing=stages.packing,
+            placement=stages.placement,
+            admission=stages.admission,
+            quotas=stages.quotas,
+        )
+        if own.stages != setup.stages:
+            found[name] = own
     return found

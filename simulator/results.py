@@ -28,11 +28,13 @@ def job_rows(setup: Setup, result: Result) -> Rows:
 
     Columns: ``job``, ``model``, ``requested_gpus``, ``submitted_s``, ``started_s`` (first GPU), ``ended_s``, ``jct_s``,
     ``queueing_s`` (until the first GPU), ``gpu_s`` (GPU-seconds), ``changes`` (of its GPUs while it ran), ``slowdown``
-    and ``finish_time_fairness`` (`fairness`), ``deadline_s``. None: it never started, never ended, or has no deadline.
+    and ``finish_time_fairness`` (`fairness`), ``deadline_s``; ``user`` and ``account`` if the trace names them. None: it
+    never started, never ended, or has no deadline.
     """
     load = setup.assigned.workload
     return {
         "job": [str(name) for name in load.names],
+        **{by.value: list(names) for by, names in load.owners.items()},
         "model": [load.models[curve] for curve in load.curve.tolist()],
         "requested_gpus": load.requested_gpus.tolist(),
         "submitted_s": load.submit_s.tolist(),

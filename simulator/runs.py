@@ -30,6 +30,8 @@ from ..scheduler.measuring import Measuring
 from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
 from ..scheduler.policies.base import Policy
 from ..scheduler.profiles.tables import Table
+from ..scheduler.quotas.dividing import Tenancy
+from ..scheduler.quotas.terms import NO_QUOTAS, Quotas
 from .assign import Assigned
 from .clusters import Cluster
 from .costs import Costs
@@ -38,6 +40,7 @@ from .explain import Moment, Story
 from .failures import Rates
 from .metrics import Metrics, measure
 from .outcome import Flags, Outcome
+from .owners import By
 
 REPORT_S = 0.2
 
@@ -58,10 +61,23 @@ class Setup:
     admission: Admission = ADMIT_ALL
     failures: Rates | Table | None = None
     curves_known: bool = True  # False: policies see only the measurements of a job's throughput so far
+    quotas: Quotas = NO_QUOTAS
+    quotas_by: By = By.USER  # the owners to which quotas apply
 
     @property
     def gpus(self) -> int:
         return sum(len(server.gpus) for server in self.cluster)
+
+    @property
+    def stages(self) -> tuple[bool, Placement, Admission, Quotas]:
+        """The stages around the policy."""
+        return self.packing, self.placement, self.admission, self.quotas
+
+    def tenancy(self) -> Tenancy | None:
+        """Return the owners of all jobs with their quotas; None if there are no quotas."""
+        if not self.quotas.any:
+            return None
+        return Tenancy(self.quotas, self.assigned.workload.owners[self.quotas_by])
 
     def explained_row(self) -> int | None:
         """Return the row of the job to explain. Raises UserError if there is none of that name."""
@@ -115,7 +131,16 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
     stages = setup.packing, setup.placement, setup.admission
     measuring = None if setup.curves_known else Measuring()
     simulation = Simulation(
-        workload, setup.cluster, policy, setup.costs, setup.seed, *stages, watch, measuring, setup.failures
+        workload,
+        setup.cluster,
+        policy,
+        setup.costs,
+        setup.seed,
+        *stages,
+        watch,
+        measuring,
+        setup.failures,
+        tenancy=setup.tenancy(),
     )
     outcome = simulation.run(progress)
     return Result(

@@ -28,6 +28,9 @@ Acme's Kalos, for one, the column ``duration`` includes the time in the queue.
 Any of them may have a column ``told_s``: the duration that a job has reported with its requested GPUs; empty: none. And
 one ``priority``: low, normal, high or a whole number, as in a job file; empty: normal. For clusters with several types
 of GPUs: ``gpu_type`` (A100, or A100|V100 for either), ``gpu_memory_gib``, ``gpus_per_server``; empty: any.
+
+Users and accounts (Slurm's word; virtual clusters in Philly's and Helios' logs) are read where a format has them, else from
+the columns ``user`` and ``account``. A second table may state them by job (`Owners`), such as PAI's ``pai_job_table``.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from ..scheduler.arrays import Floats, Ints
 from ..scheduler.kinds import Demand
 from ..scheduler.profiles.tables import Table, listed
 from . import logs
+from .owners import ELSEWHERE, OF_FORMAT, By, Owners
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,9 @@ class Format:
     each: str = ""  # a job's GPUs are `gpus` times this column,
     whole: float = 1.0  # of which so many are one GPU
     types: str = "gpu_type"  # of which GPUs a job may use
+    user: str = "user"
+    account: str = "account"
+    apart: bool = False  # each account counts and orders its jobs by itself
     merged: bool = False  # rows of the same name are one job
 
     @property
@@ -121,7 +128,9 @@ EASYSCALE = Format(
     unique=False,
 )
 GAVEL = Format("gavel", "arrival_time", "scale_factor", others=("total_steps",), model="job_type", ordered=False)
-HELIOS = Format("helios", "submit_time", "gpu_num", job="job_id", log=True, start="start_time", end="end_time")
+HELIOS = Format(
+    "helios", "submit_time", "gpu_num", job="job_id", log=True, start="start_time", end="end_time", account="vc"
+)
 PAI = Format(
     "alibaba-pai",
     "start_time",
@@ -147,8 +156,10 @@ OPENB = Format(
     whole=1000.0,
     types="gpu_spec",
 )
-PHILLY_LOG = Format("philly-log", "submitted_time", "gpus", "run_s", "jobid", log=True)
-SACCT = Format("sacct", "Submit", "gpus", "run_s", "JobID", log=True, unique=False)  # requeued jobs appear again
+PHILLY_LOG = Format("philly-log", "submitted_time", "gpus", "run_s", "jobid", log=True, account="vc")
+SACCT = Format(  # requeued jobs appear again
+    "sacct", "Submit", "gpus", "run_s", "JobID", log=True, unique=False, user="User", account="Account"
+)
 TOLD, PRIORITY = "told_s", "priority"  # columns that any format may have
 MEMORY, PER_SERVER = "gpu_memory_gib", "gpus_per_server"  # likewise
 FORMATS = (
@@ -182,9 +193,25 @@ class Trace:
     left_out: Mapping[str, int] = field(default_factory=dict)  # numbers of jobs of a log, by the reason
     rounded_up: int = 0  # number of jobs that requested a fraction of a GPU
     untyped: int = 0  # number of jobs that requested types of GPUs and may use any
+    owners: Mapping[By, Sequence[str]] = field(default_factory=dict)  # user and account of each job, if known
+    owner_columns: Mapping[By, str] = field(default_factory=dict)  # where these stand
+    known_owners: Mapping[By, Sequence[str]] = field(default_factory=dict)  # those of rows that are left out, too
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def check_owners(self, by: By, needs: str, every: bool = False) -> None:
+        """Raise UserError if jobs have no user, or no account. `needs`: what needs one; `every`: each job must have one."""
+        if by not in self.owners:
+            column, there = getattr(self.form, by.value), ", ".join(self.table.columns)
+            reason = f"{needs} needs a column {column}; there are {there}; {ELSEWHERE[by]}"
+            raise UserError(f"{self.table.source}: line 1: {reason}")
+        if every and "" in self.owners[by]:
+            raise self.table.wrong(
+                self.owners[by].index(""),
+                self.owner_columns[by],
+                f"{needs} needs the {by.value} of each job; here is none",
+            )
 
     def up_to(self, gpus: int) -> Trace:
         """Return the jobs that requested no more GPUs. Raises UserError if there is none."""
@@ -222,10 +249,11 @@ class Trace:
             told_s=None if self.told_s is None else self.told_s[rows],
             priority=None if self.priority is None else self.priority[rows],
             demands=None if self.demands is None else [self.demands[row] for row in chosen],
+            owners={by: [each[row] for row in chosen] for by, each in self.owners.items()},
         )
 
 
-def load(path: Path | Table, where: Mapping[str, Sequence[str]] | None = None) -> Trace:
+def load(path: Path | Table, where: Mapping[str, Sequence[str]] | None = None, owners: Owners = OF_FORMAT) -> Trace:
     """Return the trace in a file or table, restricted to rows with one of the values in `where` in each named column.
 
     Raises UserError if the file is not such a trace.
@@ -237,18 +265,50 @@ def load(path: Path | Table, where: Mapping[str, Sequence[str]] | None = None) -
         columns = ", ".join(table.columns)
         reason = f"not a job trace that is known: its columns are {columns}; wanted are those of one of {known}"
         raise UserError(f"{table.source}: line 1: {reason}")
+    form, table = _with_owners(table, form, owners)
+    named = {by: column for by, column in ((By.USER, form.user), (By.ACCOUNT, form.account)) if column in table}
+    everyone = {by: tuple(dict.fromkeys(table.columns[column])) for by, column in named.items()}
     table = table.where(where or {})
-    if form.log:
-        return _load_log(table, form)
+    found = _load_log(table, form) if form.log else _load_whole(table, form)
+    of = {by: found.table.columns[column] for by, column in named.items()}
+    texts = {by: ["" if logs.absent(value) else value for value in values] for by, values in of.items()}
+    return replace(found, owners=texts, owner_columns=named, known_owners=everyone)
+
+
+def _with_owners(table: Table, form: Format, owners: Owners) -> tuple[Format, Table]:
+    """Return the trace with the columns in which users and accounts stand, and its format with their names."""
+    if owners.users is not None:
+        table = owners.joined(table, form.job, form.user, form.account)
+    if owners.account is None:
+        return form, table
+    if owners.account not in table:
+        known = ", ".join(table.columns)
+        raise UserError(f"{table.source}: line 1: no column {owners.account!r} that names accounts; there are {known}")
+    parts = tuple(column for column in form.parts if column != owners.account)
+    return replace(form, account=owners.account, parts=parts, apart=parts != form.parts), table
+
+
+def _load_whole(table: Table, form: Format) -> Trace:
+    """Return the jobs of a trace that was made for simulations."""
     _check_one_part(table, form)
     submit_s = table.times(form.submit)
-    if form.ordered and (np.diff(submit_s) < 0).any():
-        row = int((np.diff(submit_s) < 0).argmax()) + 1
-        before, here = table.columns[form.submit][row - 1], table.columns[form.submit][row]
-        reason = f"{here} is before {before} in line {table.lines[row - 1]}; jobs stand in the order of submission"
-        raise table.wrong(row, form.submit, reason)
+    if form.ordered:
+        _check_order(table, form, submit_s)
     duration_s = _durations(table, form.duration) if form.duration else None
     return _trace(table, form, submit_s, table.whole(form.gpus), duration_s)
+
+
+def _check_order(table: Table, form: Format, submit_s: Floats) -> None:
+    """Raise UserError unless the jobs, or those of each account, stand in the order of submission."""
+    accounts = table.columns[form.account] if form.apart else [""] * len(table)
+    last: dict[str, int] = {}
+    for row, account in enumerate(accounts):
+        before = last.get(account, row)
+        if submit_s[row] < submit_s[before]:
+            here, earlier = table.columns[form.submit][row], table.columns[form.submit][before]
+            reason = f"{here} is before {earlier} in line {table.lines[before]}; jobs stand in the order of submission"
+            raise table.wrong(row, form.submit, reason)
+        last[account] = row
 
 
 def _trace(table: Table, form: Format, submit_s: Floats, gpus: Ints, duration_s: Floats | None) -> Trace:
@@ -397,6 +457,8 @@ def _names(table: Table, form: Format) -> tuple[str, ...]:
     names = table.texts(form.job)
     if len(set(names)) == len(names):
         return tuple(names)
+    if form.apart:
+        names = [f"{account}/{name}" for account, name in zip(table.columns[form.account], names, strict=True)]
     seen: Counter[str] = Counter()
     distinct = []
     for row, name in enumerate(names):

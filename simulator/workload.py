@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..protocol.model import JobId, ServerId
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.curves import Curves
 from ..scheduler.kinds import Demand
 from ..scheduler.view import ServerInView
+from .owners import By
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Workload:
     soft: Ints | None = None  # 1: the deadline is soft; None: none is
     priority: Ints | None = None  # a greater one goes first; None: all are equal
     demands: Sequence[Demand] | None = None  # the GPUs that each job may use; None: any, but of one type
+    owners: Mapping[By, Sequence[str]] = field(default_factory=dict)  # user and account of each job, if known
 
     def __len__(self) -> int:
         return len(self.submit_s)

@@ -176,7 +176,12 @@ def _refusal(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
 
 def _beyond_bounds(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
     """Return why there are too many jobs for another one; "" if there are not."""
-    return _too_many(cluster, who) or _beyond_quota(cluster, spec.user or who.name) or _admission_refusal(cluster, spec)
+    quotas = cluster.planning.decider.scheduler.stages.quotas
+    return (
+        _too_many(cluster, who)
+        or quotas.refusal(spec.user or who.name, cluster.jobs.index.of_user)
+        or _admission_refusal(cluster, spec)
+    )
 
 
 def _too_urgent(cluster: Cluster, who: Principal, spec: JobSpec) -> str:
@@ -232,18 +237,6 @@ def _too_many(cluster: Cluster, who: Principal) -> str:
     if who == LOCAL_OPERATOR or (count := cluster.jobs.index.of_owner(who.name)) < most:
         return ""
     return f"{who.name} has {count} unfinished jobs already, and may have {most} (open_jobs_per_user)"
-
-
-def _beyond_quota(cluster: Cluster, user: str) -> str:
-    """Return why the quota of `user`, or of its group, has no room for another job; "" if there is room or no quota."""
-    quotas = cluster.planning.decider.scheduler.stages.quotas
-    own, group = quotas.own(user), quotas.group_of(user)
-    if own.jobs is not None and (count := cluster.jobs.index.of_user(user)) >= own.jobs:
-        return f"{user} has {count} unfinished jobs already, and may have {own.jobs} (quotas)"
-    if group is None or (most := quotas.groups[group].jobs) is None:
-        return ""
-    count = sum(cluster.jobs.index.of_user(member) for member in quotas.groups[group].members)
-    return f"group {group} has {count} unfinished jobs already, and may have {most} (quotas)" if count >= most else ""
 
 
 def _admission_refusal(cluster: Cluster, spec: JobSpec) -> str:

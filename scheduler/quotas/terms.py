@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -82,6 +83,18 @@ class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the tenant for which the GPUs of a user's jobs count: "group vision", or "user alice"."""
         group = self.group_of(user)
         return f"user {user}" if group is None else f"group {group}"
+
+    def refusal(self, user: str, unfinished: Callable[[str], int]) -> str:
+        """Return why `jobs` has no room for another job of `user`; "" if there is room. `unfinished`: jobs of a user."""
+        own, group = self.own(user), self.group_of(user)
+        if own.jobs is not None and (count := unfinished(user)) >= own.jobs:
+            return f"{user} has {count} unfinished jobs already, and may have {own.jobs} (quotas)"
+        if group is None or (most := self.groups[group].jobs) is None:
+            return ""
+        count = sum(unfinished(member) for member in self.groups[group].members)
+        return (
+            f"group {group} has {count} unfinished jobs already, and may have {most} (quotas)" if count >= most else ""
+        )
 
     def quota(self, tenant: str) -> Quota:
         """Return the quota of a tenant, as named by `tenant`."""

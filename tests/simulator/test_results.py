@@ -272,7 +272,7 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_arguments_in_python_have_the_names_of_the_options() -> None:
     options = set(inspect.signature(simulate_command).parameters)
-    for_output = {"sort", "jobs", "timeline", "as_json", "plot"}
+    for_output = {"sort", "jobs", "timeline", "as_json", "plot", "by"}
     assert options - for_output == set(inspect.signature(replay).parameters)
 
 
