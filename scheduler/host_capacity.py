@@ -1,8 +1,9 @@
 """Cores and memory: no server gets more workers than it has cores and memory for. Pure, and the same for every policy.
 
 Policies and placement know GPUs only. Where their decision asks more of a server than it has, some of its jobs may not use
-all of their GPUs there, and everything is decided again: so a job that does not fit on one server is tried on another. After
-`ROUNDS` decisions the jobs that still do not fit keep what does.
+all of their GPUs there, and everything is decided again: so a job that does not fit on one server is tried on another. Jobs
+that begin there are spread over the servers that have room (`Room.spread`), since a placement that knows GPUs only would put all
+of them on the next server together. After `ROUNDS` decisions the jobs that still do not fit keep what does.
 
 A server's cores and memory go first to promised jobs, then by priority, then to the jobs that have GPUs there, then in the
 order of submission; each job's minimum comes before the rest of any.
@@ -47,6 +48,7 @@ def fitted(view: ClusterView, chosen: Callable[[ClusterView], Decision]) -> Deci
         if not over or not last:
             break
         away = {row: away.get(row, 0) | over.get(row, 0) for row in sorted({*away, *over})}
+        away |= {row: away.get(row, 0) | gpus for row, gpus in room.spread(decision.placements, over, away).items()}
     return _told(view, room, decision if not over else _cut(view, decision, over), decision, away)
 
 
@@ -77,14 +79,64 @@ class Room:
                     found[row] = found.get(row, 0) | mask & ~kept
         return found
 
+    def spread(
+        self, placements: Mapping[int, Gpus], over: Mapping[int, Gpus], away: Mapping[int, Gpus]
+    ) -> dict[int, Gpus]:
+        """Return, by row, the GPUs of all servers but one for jobs that begin on an overdrawn server: those that may stay are to
+        stay there, and each other one is to go to a server with room for it.
+
+        `over`: the GPUs that jobs lose there; `away`: those that they may not have.
+        """
+        if len(self._servers) < len(self._view.servers):
+            return {}  # others are not counted, and have room for all
+        everything, present, needs = (
+            union(mask for _, mask, _ in self._servers),
+            self._view.placements,
+            self._view.needs,
+        )
+        kept = {row: gpus & ~over.get(row, 0) for row, gpus in placements.items()}
+        used, lost = union(kept.values()), union(over.values())
+        left = [
+            capacity.left - self._taken({row: kept[row] & mask for row in needs if kept.get(row, 0) & mask})
+            for _, mask, capacity in self._servers
+        ]
+        free = [(mask & ~used).bit_count() for _, mask, _ in self._servers]
+        found: dict[int, Gpus] = {}
+        for row in needs:
+            homes = [mask for _, mask, _ in self._servers if placements.get(row, 0) & mask]
+            if row not in over and len(homes) == 1 and homes[0] & lost and not present.get(row, 0):
+                found[row] = everything & ~homes[0]
+        for row in sorted(over, key=self._rank):
+            share = placements[row].bit_count()
+            asked = needs[row].of_gpus(share)
+            limit = self._view.limit(row)
+            if kept[row] or present.get(row, 0) or limit is None:
+                continue
+            for at in sorted(range(len(free)), key=free.__getitem__):
+                may = self._servers[at][1] & ~used & ~away.get(row, 0)
+                if free[at] < share or left[at].lacks(asked):
+                    continue
+                if any((option & may).bit_count() >= share for option in limit.options):
+                    found[row] = everything & ~self._servers[at][1]
+                    free[at] -= share
+                    left[at] = left[at] - asked
+                    break
+        return found
+
+    def _rank(self, row: int) -> tuple[bool, int, int]:
+        """Return the order in which servers serve jobs: promised ones, then by priority, then by submission."""
+        jobs = self._view.jobs
+        promised = not jobs.soft[row] and bool(np.isfinite(jobs.deadline_s[row]))
+        return not promised, -int(jobs.priority[row]), row
+
     def _kept(self, here: Mapping[int, Gpus], placements: Mapping[int, Gpus], capacity: Capacity) -> dict[int, Gpus]:
         """Return which of their GPUs on a server jobs keep."""
         jobs, present = self._view.jobs, self._view.placements
         manual = self._view.manual_shares
 
         def first(row: int) -> tuple[bool, int, bool, int]:
-            promised = not jobs.soft[row] and bool(np.isfinite(jobs.deadline_s[row]))
-            return not promised, -int(jobs.priority[row]), not present.get(row, 0) & here[row], row
+            last, priority, _ = self._rank(row)
+            return last, priority, not present.get(row, 0) & here[row], row
 
         order, count = sorted(here, key=first), dict.fromkeys(here, 0)
         left = capacity
