@@ -131,7 +131,7 @@ def groups_tables(by: str, found: Mapping[str, Any]) -> list[Table]:
 
     halves = {label: one.get("interval_95", {}) for label, one in found.items()}
     shown = [each for each in GROUPS if each is not DROPPED or any(_drops(one) for one in found.values())]
-    parts = [shown[:5], shown[5:]] if any(halves.values()) else [shown]
+    parts = [shown[:5], shown[5:]] if len(shown) == len(GROUPS) or any(halves.values()) else [shown]
     tables = []
     for columns in parts:
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -8,24 +8,36 @@ import msgspec
 
 from ..protocol.errors import UserError
 from ..protocol.model import ServerId
+from ..scheduler.amounts import GIB, Amounts, Capacity
 from ..scheduler.kinds import GpuSort
 from ..scheduler.view import ServerInView
 
-GIB = 1 << 30
 MOST_GPUS = 65_536
+UNCOUNTED = 1 << 60  # more than any jobs request
 
 Cluster = tuple[ServerInView, ...]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_GPUS)]
 
 
 class Servers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`count` servers of equal size; with a name where it is one. `gpu_type`, `gpu_memory_gib`: of each GPU."""
+    """`count` servers of equal size; with a name where it is one. `gpu_type`, `gpu_memory_gib`: of each GPU. `cpus`,
+    `memory_gib`: cores and memory of each server for its jobs; 0: not counted.
+    """
 
     gpus: Count
     count: Count = 1
     name: str | None = None
     gpu_type: str = ""
     gpu_memory_gib: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    cpus: Annotated[float, msgspec.Meta(ge=0, le=1e5)] = 0.0
+    memory_gib: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """Cores and memory; None: neither is counted."""
+        if not self.cpus and not self.memory_gib:
+            return None
+        return Capacity(Amounts(round(1000 * self.cpus) or UNCOUNTED, int(self.memory_gib * GIB) or UNCOUNTED))
 
 
 class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,5 +61,5 @@ def build(document: ClusterFile, source: str) -> Cluster:
                 raise UserError(f"{source}: servers: two servers are named {name}")
             sort = GpuSort(entry.gpu_type, int(entry.gpu_memory_gib * GIB))
             sorts = (sort,) * entry.gpus if sort != GpuSort() else ()
-            found[name] = ServerInView(name, tuple(range(entry.gpus)), sorts)
+            found[name] = ServerInView(name, tuple(range(entry.gpus)), sorts, capacity=entry.capacity)
     return tuple(found[name] for name in sorted(found))

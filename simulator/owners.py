@@ -30,7 +30,8 @@ ELSEWHERE = {
 def by(text: str, option: str) -> By:
     """Return what jobs are grouped by. Raises UserError, naming `option`."""
     if text not in [one.value for one in By]:
-        raise UserError(f"{option}: {text!r} is not {' or '.join(one.value for one in By)}")
+        known = " or ".join(one.value for one in By)
+        raise UserError(f"{option}: {text!r} is not {known}; --account COLUMN says which column is the account")
     return By(text)
 
 

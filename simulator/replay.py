@@ -20,6 +20,7 @@ import msgspec
 from ..protocol.errors import UserError
 from ..protocol.model import JobId
 from ..protocol.texts import many
+from ..scheduler.kinds import never_fits
 from ..scheduler.profiles import curves as measured
 from ..scheduler.profiles.tables import Table
 from ..scheduler.scheduler import Scheduler, Stages
@@ -68,6 +69,10 @@ class Prepared:
         if trace.untyped:
             asks = "asks" if trace.untyped == 1 else "ask"
             said.append(f"{many(trace.untyped, 'job')} {asks} for GPU types, which the simulated servers do not have")
+        if trace.unheld:
+            asks = "asks" if trace.unheld == 1 else "ask"
+            jobs = many(trace.unheld, "job")
+            said.append(f"{jobs} {asks} for cores or memory, which the simulated servers do not state (--cluster)")
         if self.dropped_larger:
             requests = "requests" if self.dropped_larger == 1 else "request"
             jobs = many(self.dropped_larger, "job")
@@ -110,16 +115,19 @@ def prepare(
     names = dict.fromkeys(sort.name for server in cluster for sort in server.sorts)
     if not any(names):
         whole = whole.on_any_type()
+    if not any(server.capacity for server in cluster):
+        whole = whole.without_needs()
     jobs = whole.up_to(gpus) if drop_larger else whole
     types = list(names) if gpu_type is None and len(names) > 1 else []
     by = quota_checks.owner(jobs, quotas_by)
-    notes = _notes(jobs, gpus, by, stages, quotas_from, schedulers)
+    notes = (*_never_fit(jobs, cluster), *_notes(jobs, gpus, by, stages, quotas_from, schedulers))
     found = []
     for seed in seeds:
         assigned = assign(jobs, gpus, tables, seed, cap_at_request, random_models, curves_known, types)
         if not curves_known and (failures is not None or differs(assigned.workload, cluster)):
             raise UserError(
-                "curves: measured: not with failures, with several types of GPUs, or for jobs that ask for GPUs"
+                "curves: measured: not with failures, with several types of GPUs, or for jobs that ask for GPUs, cores or "
+                "memory"
             )
         if tells is not None:
             load = assigned.workload
@@ -142,6 +150,19 @@ def prepare(
             Outages(failures, cluster, seed)  # a mistake in a trace is found before hours of simulation
         found.append(Prepared(setup, len(whole) - len(jobs), jobs, notes))
     return found
+
+
+def _never_fit(trace: Trace, cluster: Cluster) -> tuple[str, ...]:
+    """Return a remark on the jobs that the servers could not run, even if they were alone."""
+    if trace.demands is None:
+        return ()
+    stocks = [server.stock for server in cluster]
+    why = {one: never_fits(one, max(one.per_server, 1), stocks) for one in dict.fromkeys(trace.demands)}
+    never = [row for row, one in enumerate(trace.demands) if why[one]]
+    if not never:
+        return ()
+    name, first = trace.names[never[0]], why[trace.demands[never[0]]]
+    return (f"{many(len(never), 'job')} can never start; {name}: {first}",)
 
 
 def _notes(

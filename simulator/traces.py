@@ -27,7 +27,8 @@ Acme's Kalos, for one, the column ``duration`` includes the time in the queue.
 
 Any of them may have a column ``told_s``: the duration that a job has reported with its requested GPUs; empty: none. And
 one ``priority``: low, normal, high or a whole number, as in a job file; empty: normal. For clusters with several types
-of GPUs: ``gpu_type`` (A100, or A100|V100 for either), ``gpu_memory_gib``, ``gpus_per_server``; empty: any.
+of GPUs: ``gpu_type`` (A100, or A100|V100 for either), ``gpu_memory_gib``, ``gpus_per_server``; empty: any. For servers
+with counted cores and memory: ``cpus`` and ``memory_gib`` of each worker, that is for each GPU; empty: none.
 
 Users and accounts (Slurm's word; virtual clusters in Philly's and Helios' logs) are read where a format has them, else from
 the columns ``user`` and ``account``. A second table may state them by job (`Owners`), such as PAI's ``pai_job_table``.
@@ -44,6 +45,7 @@ import numpy as np
 
 from ..protocol.errors import UserError
 from ..protocol.limits import MAX_PRIORITY, PRIORITIES
+from ..scheduler.amounts import GIB, NO_NEED, Amounts, Need
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.kinds import Demand
 from ..scheduler.profiles.tables import Table, listed
@@ -162,6 +164,7 @@ SACCT = Format(  # requeued jobs appear again
 )
 TOLD, PRIORITY = "told_s", "priority"  # columns that any format may have
 MEMORY, PER_SERVER = "gpu_memory_gib", "gpus_per_server"  # likewise
+WORKER_CPUS, WORKER_MEMORY = "cpus", "memory_gib"
 FORMATS = (
     *(PHILLY, ELASTICFLOW, ARTIFACT, PHILLY_RAW, POLLUX, EASYSCALE, GAVEL),
     *(HELIOS, PAI, OPENB, PHILLY_LOG, SACCT),
@@ -193,6 +196,7 @@ class Trace:
     left_out: Mapping[str, int] = field(default_factory=dict)  # numbers of jobs of a log, by the reason
     rounded_up: int = 0  # number of jobs that requested a fraction of a GPU
     untyped: int = 0  # number of jobs that requested types of GPUs and may use any
+    unheld: int = 0  # number of jobs that requested cores or memory, which are not counted
     owners: Mapping[By, Sequence[str]] = field(default_factory=dict)  # user and account of each job, if known
     owner_columns: Mapping[By, str] = field(default_factory=dict)  # where these stand
     known_owners: Mapping[By, Sequence[str]] = field(default_factory=dict)  # those of rows that are left out, too
@@ -229,6 +233,14 @@ class Trace:
         demands = [replace(one, types=()) for one in self.demands]
         asked = sum(1 for one in self.demands if one.types)
         return replace(self, demands=demands if any(one != Demand() for one in demands) else None, untyped=asked)
+
+    def without_needs(self) -> Trace:
+        """Return the jobs without the cores and memory that they request, for servers on which these are not counted."""
+        asked = sum(1 for one in self.demands or () if one.need)
+        if self.demands is None or not asked:
+            return self
+        demands = [replace(one, need=NO_NEED) for one in self.demands]
+        return replace(self, demands=demands if any(one != Demand() for one in demands) else None, unheld=asked)
 
     def first(self, count: int) -> Trace:
         """Return the jobs that were submitted first, at most `count`."""
@@ -267,7 +279,10 @@ def load(path: Path | Table, where: Mapping[str, Sequence[str]] | None = None, o
         raise UserError(f"{table.source}: line 1: {reason}")
     form, table = _with_owners(table, form, owners)
     named = {by: column for by, column in ((By.USER, form.user), (By.ACCOUNT, form.account)) if column in table}
-    everyone = {by: tuple(dict.fromkeys(table.columns[column])) for by, column in named.items()}
+    everyone = {
+        by: tuple(value for value in dict.fromkeys(table.columns[column]) if not logs.absent(value))
+        for by, column in named.items()
+    }
     table = table.where(where or {})
     found = _load_log(table, form) if form.log else _load_whole(table, form)
     of = {by: found.table.columns[column] for by, column in named.items()}
@@ -425,16 +440,24 @@ def _priorities(table: Table) -> Ints | None:
 
 def _demands(table: Table, types: str) -> list[Demand] | None:
     """Return the GPUs that each job may use; None: not in the file. types: the column with their types."""
-    if not any(column in table for column in (types, MEMORY, PER_SERVER)):
+    columns = (MEMORY, PER_SERVER, WORKER_CPUS, WORKER_MEMORY)
+    if not any(column in table for column in (types, *columns)):
         return None
     nothing = [""] * len(table)
-    filled = {column: [value or "0" for value in table.columns.get(column, nothing)] for column in (MEMORY, PER_SERVER)}
+    filled = {column: [value or "0" for value in table.columns.get(column, nothing)] for column in columns}
     numbers = Table(table.source, filled, table.lines)
-    gib, per_server = numbers.numbers(MEMORY), numbers.whole(PER_SERVER, least=0)
+    per_server = numbers.whole(PER_SERVER, least=0).tolist()
+    gib, cpus, worker_gib = (numbers.numbers(column).tolist() for column in (MEMORY, WORKER_CPUS, WORKER_MEMORY))
+    of_types = [tuple(filter(None, words.split("|"))) for words in table.columns.get(types, nothing)]
     return [
-        Demand(tuple(word for word in of.split("|") if word), int(some * (1 << 30)), per_server=count)
-        for of, some, count in zip(table.columns.get(types, nothing), gib.tolist(), per_server.tolist(), strict=True)
+        Demand(of_types[row], int(gib[row] * GIB), per_server=per_server[row], need=_need(cpus[row], worker_gib[row]))
+        for row in range(len(table))
     ]
+
+
+def _need(cpus: float, gib: float) -> Need:
+    each = Amounts(round(1000 * cpus), int(gib * GIB))
+    return Need(each) if each else NO_NEED
 
 
 def _deadlines(table: Table, column: str, submit_s: Floats) -> Floats:
@@ -478,4 +501,5 @@ def _check_one_part(table: Table, form: Format) -> None:
     if len(parts) > 1:
         pick = " ".join(f"--where {column}={value}" for column, value in zip(columns, parts[0], strict=True))
         others = listed(" ".join(part) for part in parts[1:])
-        raise UserError(f"{table.source}: {len(parts)} traces in one file: pick one with {pick} (or {others})")
+        both = f"; --account {columns[0]} makes them accounts of one cluster" if len(columns) == 1 else ""
+        raise UserError(f"{table.source}: {len(parts)} traces in one file: pick one with {pick} (or {others}){both}")
