@@ -235,7 +235,7 @@ class Simulation:
         view = self._view(table, {} if self._typed is None else self._by_row())
         newcomers = range(len(table) - count, len(table))
         if isinstance(self._admission, ElasticflowAdmission):
-            answers, self._schedules = self._admission.answers(view, newcomers)
+            answers, self._schedules = self._admission.answers(view, newcomers, self._tenants.promised(table.rows))
         else:
             answers = self._admission.refusals(view, newcomers)
         refused = sorted(answers)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ..protocol.texts import gpu_count
 from ..scheduler.options import WrongOption
 from ..scheduler.profiles.tables import listed
-from ..scheduler.quotas.terms import Quota, Quotas
+from ..scheduler.quotas.terms import Quotas
 from .files import refused
 from .owners import By
 from .traces import Trace
@@ -35,10 +33,6 @@ def check(quotas: Quotas, by: By, trace: Trace, source: str) -> None:
     for field, name in _names(quotas):
         if name not in trace.known_owners[by]:
             raise refused(source, WrongOption(source, field, _unknown(trace, by, name)))
-    for field, quota in _each(quotas):
-        if quota.promised_gpu_hours is not None and np.isfinite(trace.deadline_s).any():
-            text = "is not simulated, and jobs of the trace have deadlines"
-            raise refused(source, WrongOption(source, f"{field}.promised_gpu_hours", text))
 
 
 def remark(quotas: Quotas, by: By, trace: Trace, gpus: int) -> str:
@@ -63,11 +57,3 @@ def _names(quotas: Quotas) -> Iterator[tuple[str, str]]:
     for group, own in quotas.groups.items():
         for at, name in enumerate(own.members):
             yield f"quotas.groups.{group}.members[{at}]", name
-
-
-def _each(quotas: Quotas) -> Iterator[tuple[str, Quota]]:
-    for name, own in quotas.users.items():
-        yield f"quotas.users.{name}", own
-    for name, group in quotas.groups.items():
-        yield f"quotas.groups.{name}", group
-    yield "quotas.default", quotas.default

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from ..scheduler.arrays import Ints
 from ..scheduler.quotas.dividing import Tenancy
+from ..scheduler.quotas.hours import Hours
+from ..scheduler.quotas.terms import NO_QUOTAS
+
+
+class Promised:
+    """The GPU time that is promised to the owners of jobs, which are given by row of a view."""
+
+    def __init__(self, tenancy: Tenancy) -> None:
+        self._owners, self._hours = tenancy.owners, Hours(tenancy.quotas)
+
+    def add(self, row: int, gpu_s: float) -> None:
+        self._hours.add(self._owners[row], gpu_s)
+
+    def beyond(self, row: int, gpu_s: float) -> str:
+        return self._hours.beyond(self._owners[row], gpu_s)
 
 
 class Tenants:
@@ -16,6 +32,8 @@ class Tenants:
         """`users`: of each job; None: unknown. `tenancy`: the owner of each job, and the quotas; None: there are none."""
         self._users = users
         self._tenancy = tenancy
+        quotas, owners = (tenancy.quotas, set(tenancy.owners)) if tenancy is not None else (NO_QUOTAS, set[str]())
+        self._bounded = any(math.isfinite(Hours(quotas).left_gpu_s(owner)) for owner in owners)
         self._of_user: Counter[str] = Counter()
         self._of_owner: Counter[str] = Counter()
 
@@ -41,6 +59,10 @@ class Tenants:
     def of(self, jobs: Ints) -> Tenancy | None:
         """Return the tenancy of a decision about these jobs."""
         return None if self._tenancy is None else self._tenancy.cut(jobs)
+
+    def promised(self, jobs: Ints) -> Promised | None:
+        """Return the bound on the GPU time of promised deadlines, for an admission that sees these jobs; None: none."""
+        return None if self._tenancy is None or not self._bounded else Promised(self._tenancy.cut(jobs))
 
     def _count(self, jobs: Sequence[int], by: int) -> None:
         for job in jobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -12,8 +13,20 @@ from ..admission import AdmissionState, Newcomer
 from ..view import UNKNOWN_S, ClusterView, JobTable, Schedules
 from .foresee import Job, late
 from .messages import refusal_message
-from .pool_assignment import chosen, decided
+from .pool_assignment import chosen, decided, settled
 from .table import DeadlineTerms, schedules, situations
+
+
+class PromisedTime(Protocol):
+    """A bound on the GPU time that may be promised to the owners of jobs (`quotas.hours`), which are given by row."""
+
+    def add(self, row: int, gpu_s: float) -> None:
+        """Count promised GPU-seconds."""
+        ...
+
+    def beyond(self, row: int, gpu_s: float) -> str:
+        """Return why so many more may not be promised to the owner, as a sentence; "" if they may."""
+        ...
 
 
 class ElasticflowAdmission:
@@ -39,9 +52,11 @@ class ElasticflowAdmission:
     def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
         return self.answers(view, newcomers)[0]
 
-    def answers(self, view: ClusterView, newcomers: Sequence[int]) -> tuple[Mapping[int, str], Schedules]:
+    def answers(
+        self, view: ClusterView, newcomers: Sequence[int], bound: PromisedTime | None = None
+    ) -> tuple[Mapping[int, str], Schedules]:
         """Return the refusals as `refusals`, and the plan of all promised jobs after them, from which the next decision
-        continues."""
+        continues. `bound`: of the GPU time that may be promised, before any is added; None: there is none."""
         refused = dict.fromkeys(
             untold(view.jobs, newcomers), "its deadline cannot be promised: how long it takes is not told"
         )
@@ -49,11 +64,20 @@ class ElasticflowAdmission:
         if not asked:
             return refused, view.jobs.schedules
         verdicts, plans = decided(present, asked, self._offers)
+        if bound is not None:
+            for plan in settled(present)[1]:
+                for key, filled in plan.found.items():
+                    bound.add(key, filled.gpu_s)
         admitted = False
         for verdict, choices in zip(verdicts, asked, strict=True):
             one = chosen(choices, verdict)
             if not verdict.admitted:
                 refused[one.key] = refusal_message(view, present.each[verdict.pool], one, verdict, self.parameters)
+            elif not one.soft and bound is not None:
+                if why := bound.beyond(one.key, verdict.gpu_s):
+                    refused[one.key] = why
+                    continue
+                bound.add(one.key, verdict.gpu_s)
             admitted |= verdict.admitted and not one.soft
         if not admitted:
             return refused, view.jobs.schedules

@@ -308,14 +308,22 @@ def test_names_need_to_be_in_the_file_and_not_in_the_chosen_rows(tmp_path: Path)
     assert run(TWO, tmp_path, quotas=quotas, where={"user": ["bob"]}).metrics.finished == 2
 
 
-def test_bounds_on_promised_hours_are_refused_where_jobs_have_deadlines(tmp_path: Path) -> None:
-    quotas = {"quotas": {"default": {"promised_gpu_hours": 1}}}
-    assert run(TWO, tmp_path, quotas=quotas).metrics.finished == 3
-    rows = "job,submit_s,duration_s,gpus,user,deadline_s\na,0,100,1,ann,500\n"
-    with pytest.raises(
-        UserError, match=r"quotas\.default\.promised_gpu_hours: is not simulated, and jobs of the trace have"
-    ):
-        run(rows, tmp_path, quotas=quotas)
+@pytest.mark.parametrize(
+    "tenant",
+    [
+        {"users": {"ann": {"promised_gpu_hours": 0.1}}},
+        {"groups": {"g": {"members": ["ann"], "promised_gpu_hours": 0.1}}},
+    ],
+)
+def test_deadlines_beyond_an_owners_promised_hours_are_refused(tmp_path: Path, tenant: dict[str, Any]) -> None:
+    """Each job needs 200 GPU-seconds, and 360 may be promised: after 100 s half of the first one's time is done."""
+    rows = "a,0,200,1,ann,300\nb,10,200,1,ann,900\nc,20,200,1,bob,900\nd,100,200,1,ann,900\n"
+    rows += "e,120,10,1,ann,\nf,130,200,1,ann,900\n"
+    text = "job,submit_s,duration_s,gpus,user,deadline_s\n" + rows
+    assert None not in run(text, tmp_path, "elasticflow").jobs()["ended_s"]
+    found = run(text, tmp_path, "elasticflow", quotas={"quotas": tenant})
+    assert [name for name, end_s in ends(found).items() if end_s is None] == ["b", "f"]
+    assert found.metrics.missed_admitted == 0
 
 
 # -- a published trace
