@@ -159,6 +159,9 @@ def _side(document: Mapping[str, Any], label: str) -> Side:
 
 def _groups(path: Path, document: Mapping[str, Any], by: str) -> Mapping[str, Any]:
     """Return the results by user or account. Raises UserError if the file has none."""
+    from ..simulator import owners
+
+    owners.by(by, "--by")
     found = (document.get("by") or {}).get(by)
     if not found:
         raise UserError(f"{path}: has no results by {by}: they come from `elasticctl simulate --by {by} --json FILE`")

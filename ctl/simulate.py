@@ -440,6 +440,9 @@ def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> Non
         if len(result.story) > LONGEST_STORY:
             print(f"              and {len(result.story) - LONGEST_STORY} changes more", file=file)
         ended = float(result.end_s[row])
+        if result.refused[row]:
+            print("              refused by the admission, or by a quota", file=file)
+            continue
         print(
             f"    {render.span(ended - submitted_s):>8}  over" if ended == ended else "              never ended",
             file=file,

@@ -342,6 +342,8 @@ def test_results_by_account_are_compared_account_by_account(command: Command) ->
     assert document["by"]["account"]["max-min"]["x"] == {"jobs": {"a": 15, "b": 15, "ratio": 1.0}}
     said = command("compare", "a.json", "b.json", "--by", "user", code=2).stderr
     assert said.startswith("elasticctl: a.json: has no results by user: they come from `elasticctl simulate --by user")
+    said = command("compare", "a.json", "b.json", "--by", "team", code=2).stderr
+    assert said.startswith("elasticctl: --by: 'team' is not user or account")
     said = command("compare", "a.json", "b.json", "--by", "account", "--column", "speed", code=2).stderr
     assert said.startswith("elasticctl: --column: there is no column 'speed'; there are jobs, dropped, gpu-h")
 
@@ -368,4 +370,12 @@ def test_a_trace_without_users_is_refused_before_it_is_simulated(command: Comman
     assert refused.stderr.splitlines()[-1] == (
         "elasticctl: bare.csv: line 1: --by user needs a column user; there are job, submit_s, duration_s, gpus; "
         "--users FILE states each job's user"
+    )
+
+
+def test_the_story_of_a_refused_job_says_so(command: Command) -> None:
+    Path("q.yaml").write_text("quotas: {default: {jobs: 1}}\n")
+    shown = command(*SMALL, "--quotas", "q.yaml", "--explain", "j5").stdout
+    assert shown.rstrip().endswith(
+        "under max-min, since its submission:\n              refused by the admission, or by a quota"
     )
