@@ -22,7 +22,7 @@ from .amounts import Amounts, Capacity, Need
 from .decision import Decision, Stage, Step
 from .placement.fewest_servers import layout_of
 from .sets import some, union
-from .view import ClusterView, Gpus, Reason, ReasonCode
+from .view import ClusterView, Gpus, Limit, Reason, ReasonCode
 
 ROUNDS = 6
 UNCOUNTED = (  # reasons that do not depend on how many GPUs a job may use in the last round
@@ -106,14 +106,14 @@ class Room:
             homes = [mask for _, mask, _ in self._servers if placements.get(row, 0) & mask]
             if row not in over and len(homes) == 1 and homes[0] & lost and not present.get(row, 0):
                 found[row] = everything & ~homes[0]
+        hopeless: set[tuple[Limit, int, Gpus]] = set()  # as room only shrinks, no job that asks for the same has any
         for row in sorted(over, key=self._rank):
-            share = placements[row].bit_count()
+            share, limit, not_on = placements[row].bit_count(), self._view.limit(row), away.get(row, 0)
             asked = needs[row].of_gpus(share)
-            limit = self._view.limit(row)
-            if kept[row] or present.get(row, 0) or limit is None:
+            if kept[row] or present.get(row, 0) or limit is None or (limit, share, not_on) in hopeless:
                 continue
             for at in sorted(range(len(free)), key=free.__getitem__):
-                may = self._servers[at][1] & ~used & ~away.get(row, 0)
+                may = self._servers[at][1] & ~used & ~not_on
                 if free[at] < share or left[at].lacks(asked):
                     continue
                 if any((option & may).bit_count() >= share for option in limit.options):
@@ -121,6 +121,8 @@ class Room:
                     free[at] -= share
                     left[at] = left[at] - asked
                     break
+            else:
+                hopeless.add((limit, share, not_on))
         return found
 
     def _rank(self, row: int) -> tuple[bool, int, int]:
