@@ -239,6 +239,15 @@ class Sources:
         found = self._found(name, owners)
         return found is not None and self._is_in_loop(*found)
 
+    def is_changed_in_body(self, name: str, owners: Sequence[str] = ()) -> bool:
+        """Return whether a line of the loop over batches changes this name."""
+        return any(self._is_in_body(*each) for each in self._changes(name, owners))
+
+    def is_rebound(self, name: str, owners: Sequence[str] = ()) -> bool:
+        """Return whether the loop, or a function that it calls, binds this name to another value: `best = accuracy`."""
+        changes = [each for each in self._changes(name, owners) if each[1].value is not None]
+        return any(self._is_in_loop(*each) or self._acts(*each) for each in changes)
+
     def reads(self, owner: str, attribute: str) -> bool:
         """Return whether a class, or one of its bases, reads this attribute; True if the class is not the script's own."""
         kinds = [kind for source in self._files(owner) for kind in _classes(source.tree, owner)]

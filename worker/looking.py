@@ -228,7 +228,7 @@ class Looking:
         return any(map(self._is_saved, difference.by_each_name))
 
     def _is_saved(self, difference: Difference) -> bool:
-        path = re.split(r"[\[(]", difference.name, maxsplit=1)[0]
+        path = variable_of(difference.name)
         if difference.owners[-1:] in (
             ("Parameter",),
             ("Tensor",),
@@ -262,10 +262,35 @@ class Looking:
             self._slice = Slice(self._sources.trees, scope)
         return self._slice
 
+    def frame(self, frame: FrameType | None) -> FrameType | None:
+        """Return the frame of the function or module that contains the loop. frame: within the loop."""
+        return loop_frame(frame, self._code)
+
     def changed(self, frame: FrameType | None) -> list[Difference]:
         """Return the values that the loop has changed since it began, without the modules' mode. frame: as for `now`."""
-        found = [] if self._begun is None else differences(self._begun, self.now(frame))
+        return [] if self._begun is None else self.since_begin(self.now(frame))
+
+    def since_begin(self, now: Reach) -> list[Difference]:
+        """Return the values that differ in `now` from those of the loop's beginning, without the modules' mode."""
+        found = [] if self._begun is None else differences(self._begun, now)
         return [each for each in found if each.name != advice.MODE]
+
+    def carried_in_place(self, difference: Difference) -> bool | None:
+        """Return whether the variable of a value that changed between two passes is changed in place, rather than bound
+        anew. None: its value is not to be carried, since it is the dataset's or a sampler's, or follows by the source from what
+        each worker's bodies have computed.
+        """
+        every = [(variable_of(each.name), each.owners) for each in difference.by_each_name]
+        names = [(name, owners[: name.count(".")]) for name, owners in every]
+        if any(map(_is_of_data, difference.by_each_name)) or any(_root(name) in self.beside for name, _ in names):
+            return None
+        if any(not self.samplers.isdisjoint(owners) for _, owners in every):
+            return None
+        if any(self._sources.is_changed_in_body(name, owners) for name, owners in names):
+            return None
+        if (sliced := self._sliced()) is None or sliced.follows_from_bodies(difference):
+            return None
+        return not any(self._sources.is_rebound(name, owners) for name, owners in names)
 
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
         """Return the dataset's values that the loop has changed since it began. frame: as for `now`."""
@@ -288,6 +313,11 @@ class Looking:
         model = self.state.model
         others = [name for name, module in model.named_modules() if module.training is not model.training]
         return model.training if not others else f"{model.training}, but for {', '.join(others)}"
+
+
+def variable_of(name: str) -> str:
+    """Return the variable or attribute of which a name is a part: `trainer.losses` for `trainer.losses['train'][0]`."""
+    return re.split(r"[\[(]", name, maxsplit=1)[0]
 
 
 def _root(name: str) -> str:

@@ -88,6 +88,8 @@ class Slice:
         self._globals = {tree: stored_names(tree.body) for tree in trees}
         self._imported = dict(pair for tree in trees for pair in imports(tree))  # the original name of each
         self._iterables: set[ast.AST] = set()  # in headers of loops
+        self._stepped: set[Key] = set()  # optimizers and schedulers, which the job carries
+        self._training: list[ast.For] = []  # loops over batches, in which each body computes a gradient
         self._changes: dict[Key, list[Change]] = defaultdict(list)
         self._functions: dict[Key, ast.AST] = {}
         self._methods: dict[str, list[tuple[str, _Scope]]] = defaultdict(list)  # by name: classes and scopes
@@ -125,6 +127,38 @@ class Slice:
     def ends(self, difference: Difference) -> bool:
         """Return whether the same holds for the end of the loop: it is left under a condition that depends on the value."""
         return self._is_kept(difference, self._of_end, self._leaves)
+
+    def follows_from_bodies(self, difference: Difference) -> bool:
+        """Return whether the value depends on what the bodies of a worker add up, such as a sum of losses. A loop that also
+        evaluates, since it computes gradients under a condition alone, does not count: the source does not show which
+        of its results is used.
+        """
+        keys = [key for each in difference.by_each_name for key in self._keys_of_name(each)]
+        changes = [change for key in keys for change in self._changes_of(key)]
+        return any(map(self._is_added_up, {*keys, *self._follow(changes)}))
+
+    def _is_added_up(self, key: Key) -> bool:
+        """Return whether loop bodies add to a value that is not made anew behind their loop."""
+        changes = self._changes.get(key, ())
+        if key in self._stepped or key.name in self._imported:
+            return False
+        if any(self._iterables.intersection(each.reads) for each in changes):
+            return False  # an item of what a loop iterates over
+        added = [
+            (each, loop)
+            for each in changes
+            if each.made_of_itself
+            for loop in self._training
+            if loop.iter in each.tests
+        ]
+        return any(
+            not any(
+                each.scope is one.scope and each.line > (loop.end_lineno or 0)
+                for each in changes
+                if not each.made_of_itself
+            )
+            for one, loop in added
+        )
 
     def _is_kept(self, difference: Difference, found: Mapping[Key, int], sinks: Sequence[Change]) -> bool:
         """found: the slice that begins at the sinks."""
@@ -301,6 +335,8 @@ class Slice:
             return  # functions and methods are read by themselves
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             self._iterables.add(tests[-1])
+            if isinstance(node, ast.For) and _computes_gradients(node.body):
+                self._training.append(node)
         for name in ("body", "orelse", "finalbody"):
             self._block(getattr(node, name, ()), scope, tests)
         for handler in getattr(node, "handlers", ()):
@@ -327,6 +363,8 @@ class Slice:
                     self._note(function.value, arguments, scope, tests, made_of_itself=True)
                 elif function.attr not in self._methods and mutates(function.attr):
                     empties = function.attr in _EMPTIES
+                    if function.attr == "step" and isinstance(stem := _stem(function.value), ast.Name | ast.Attribute):
+                        self._stepped.update(self._keys_of(stem, scope))
                     self._note(function.value, arguments, scope, tests, made_of_itself=not empties, empties=empties)
             elif isinstance(function, ast.Name) and function.id == "next" and arguments:
                 self._note(arguments[0], (), scope, tests, made_of_itself=True)
@@ -580,6 +618,21 @@ class Slice:
         kinds = self._kinds(node.value, scope)
         found = [inner for kind, inner in self._methods.get(node.attr, ()) if not kinds or kind in kinds]
         return [each for each in found if _is_property(each.node)]
+
+
+def _computes_gradients(body: Iterable[ast.stmt]) -> bool:
+    """Return whether these statements call `backward()` on every way through them."""
+    for node in body:
+        if isinstance(node, ast.With) and _computes_gradients(node.body):
+            return True
+        calls = (
+            [each for each in walk(node) if isinstance(each, ast.Call)]
+            if isinstance(node, ast.Expr | ast.Assign)
+            else []
+        )
+        if any(isinstance(each.func, ast.Attribute) and each.func.attr == "backward" for each in calls):
+            return True
+    return False
 
 
 def _module(scope: _Scope) -> ast.AST:

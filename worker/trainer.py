@@ -77,6 +77,7 @@ from .results import Result
 from .save_calls import is_for_leader
 from .saves import REGISTERED, Note, Saves, looked_at
 from .script import Script, ScriptAt
+from .script_variables import ScriptVariables
 from .sharding.division import StateLost
 from .state.checkpoint import CheckpointWriter
 from .state.epoch_values import Unfilled
@@ -340,6 +341,8 @@ class Trainer:
         if self._compares:
             self._looking.is_local = is_local
             self._looking.begin(frame)
+            weights = self.held.parts.registered.state.weights
+            self.held.variables = ScriptVariables(self._looking, weights, self.recipe.device)
         if self.held.code is not None:
             self.held.code.look()
         if self._compiled is not None:
@@ -435,6 +438,8 @@ class Trainer:
         self.stepping.look_again()
         if self._compares:
             self._looking.first_batches(sys._getframe())
+        if self.held.variables is not None and not self._by_host:
+            self.held.variables.pass_begins(self.script.epoch)
         if (was := self.held.script_was) is not None:
             self.held.script_was = None
             self._remarks.on_restart(was, same_epoch=self.held.state_epoch == self.script.epoch)
@@ -545,6 +550,8 @@ class Trainer:
         if self.script.at is not ScriptAt.OVER:
             self.script.go(ScriptAt.OVER)
             self.held.interlude = None
+            if self.held.variables is not None:
+                self.held.variables.loop_ends()
             if (was := self.held.script_was) is not None:
                 self.held.script_was = None
                 self._remarks.on_restart(was, same_epoch=False)

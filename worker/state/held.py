@@ -22,6 +22,7 @@ from ..events import CheckpointFailed, CheckpointLoaded, CheckpointMissing, Even
 from ..interlude import AgreedValues, Interlude, end_of
 from ..results import Results
 from ..script import Script, ScriptAt
+from ..script_variables import VARIABLES, ScriptVariables
 from .checkpoint import CheckpointWriter, latest
 from .training_state import DIVISION, TrainingState
 from .values import ScriptValues
@@ -54,6 +55,7 @@ class HeldState:
         self.likeness: Likeness | None = None  # fingerprint of this worker's data; None outside a cluster
         # returns the script's own variables for a checkpoint (`crosscheck`)
         self.looks: Callable[[], Any] = lambda: None
+        self.variables: ScriptVariables | None = None  # None: the script's variables are not carried
         self.resumed = False  # whether this process began with the state of a checkpoint
         self.script_was: Any = None  # the script's own variables in the checkpoint from which the job resumed
         self.end: int | None = None  # steps of the whole job, if the script has decided to stop
@@ -156,6 +158,8 @@ class HeldState:
         self.state_epoch = epoch
         self.owes_functions = bool(header["counters"].get("owes_functions", 0))
         self._is_of(epoch)
+        if self.variables is not None:
+            self.variables.come(epoch, header.get(VARIABLES), at_once=self._taken is None)
         return applied, epoch
 
     def take_changes(self, epoch: int, changes: dict[str, Any]) -> None:
@@ -230,7 +234,13 @@ class HeldState:
 
     def to_give(self, header: dict[str, Any]) -> dict[str, Any]:
         """Return this header for another worker, with values beside the state that workers do not compare."""
-        return header if self.code is None else {**header, "code": self.code.description()}
+        code = {} if self.code is None else {"code": self.code.description()}
+        return {**header, **code, **({} if VARIABLES in header else self._variables())}
+
+    def _variables(self) -> dict[str, Any]:
+        """Return the script's variables for a header, as they are now."""
+        given = None if self.variables is None else self.variables.give()
+        return {} if given is None else {VARIABLES: given}
 
     def save(self, save: SaveCheckpoint) -> None:
         """Begin to write the present state; inside the script's code between two steps, the state in which that code
@@ -269,6 +279,10 @@ class HeldState:
     def interlude_begins(self, after_step: bool, interruptible: bool = True) -> None:
         """Begin the script's code between two steps. after_step: the code is a function of `run.every`."""
         header = self.header({}) if self._writer is not None and interruptible else None
+        if header is not None and not after_step:
+            header.update(self._variables())
+        if self.variables is not None and not after_step:
+            self.variables.pass_ends()
         self.interlude = Interlude(header, self.parts.tensors() if header else [], after_step)
 
     def settle(self) -> None:

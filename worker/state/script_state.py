@@ -140,7 +140,7 @@ class Image:
 
     def numbers(self) -> dict[tuple[Any, ...], int]:
         """Return the numbers of the tensors by their places in memory."""
-        return {_place(tensor): number for number, tensor in enumerate(self.tensors)}
+        return {place_of(tensor): number for number, tensor in enumerate(self.tensors)}
 
     def has(self, number: int, tensor: torch.Tensor, contents: bool) -> bool:
         """Return whether `tensor`, at the place of tensor `number`, still has its contents."""
@@ -177,7 +177,7 @@ class Delta:
         numbers = image.numbers()
         found: list[Content] = []
         for tensor in tensors:
-            number = numbers.get(_place(tensor), NEW)
+            number = numbers.get(place_of(tensor), NEW)
             same = number != NEW and image.has(number, tensor, contents)
             found.append(Content(number, None if same else tensor.clone()))
         if [each.number for each in found] == [*range(len(image.tensors))] and all(
@@ -216,7 +216,10 @@ class Delta:
         """Return plain values. Tensors of more than `limit` bytes are described without their contents."""
         if self.contents is None:
             return [self.text, None]
-        return [self.text, [[number, None if each is None else _plain(each, limit)] for number, each in self.contents]]
+        return [
+            self.text,
+            [[number, None if each is None else plain_tensor(each, limit)] for number, each in self.contents],
+        ]
 
     @classmethod
     def of_plain(cls, values: Sequence[Any], device: torch.device) -> Delta:
@@ -225,7 +228,7 @@ class Delta:
         if contents is None:
             return cls(text, None)
         return cls(
-            text, [Content(number, None if each is None else _of_plain(each, device)) for number, each in contents]
+            text, [Content(number, None if each is None else of_plain(each, device)) for number, each in contents]
         )
 
     def large(self, limit: int) -> list[torch.Tensor]:
@@ -591,11 +594,13 @@ def _value(text: bytes, tensors: Sequence[torch.Tensor]) -> Any:
     return unpack(msgspec.msgpack.decode(text), lambda number, present: tensors[number])
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return a key that two tensors have in common if they are the same elements of one memory."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _plain(tensor: torch.Tensor, limit: float) -> list[Any]:
+def plain_tensor(tensor: torch.Tensor, limit: float = float("inf")) -> list[Any]:
+    """Return a tensor as plain data; of one with more than `limit` bytes the description alone."""
     place = "host" if tensor.device.type == "cpu" else "device"
     kind, shape, data = inline(tensor, "") if tensor.nbytes <= limit else (_kind(tensor), list(tensor.shape), None)
     return [place, kind, shape, data]
@@ -605,7 +610,8 @@ def _kind(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _of_plain(values: Sequence[Any], device: torch.device) -> torch.Tensor:
+def of_plain(values: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Return the tensor of `plain_tensor`. device: for one that is on an accelerator at its source."""
     place, kind, shape, data = values
     target = torch.device("cpu") if place == "host" else device
     if data is None:

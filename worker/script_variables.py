@@ -1,0 +1,267 @@
+"""Variables that only a script's code between epochs changes, such as the best result so far or a patience counter: they
+travel with the job's state, as those of `run.state` do, without a line in the script.
+
+*Which variables.* A worker compares looks at the script (`looking`): from the loop's beginning to now, and from the
+beginning of a pass over the batches to now. A variable that changes within a pass belongs to loop bodies, of which each
+worker runs its own, so no value is right for all workers. A variable that has changed otherwise was changed by code
+that every worker runs once for an epoch. A value that follows by the source from numbers that bodies add up, such as a
+history of training losses, is left out, too (`slicing.Slice.follows_from_bodies`). What is left out, and differs, is
+named as before (`crosscheck`).
+
+*When.* The values are read where a state is given to a joining worker or a checkpoint is written. They are set where
+the receiver's loop is at the same place: at once, in the pass over the state's epoch, or else where that pass begins.
+Code between epochs that ran before, on a worker that has run it for a state of later, has then no effect.
+
+*How.* A value is set in the variable of the loop's function or module, or in the attribute of an object of the
+script's own. A list, dict, set or array that the script changes in place is filled in place, so that its other names
+see the change. A tensor that shares memory with the model's, as in `best = model.state_dict()`, is the receiver's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch
+
+from ..protocol.errors import UserError
+from .kept import Difference, Kind, Reach, differences
+from .looking import Looking, variable_of
+from .own_code import attributes_of, bind_variable, directories, own_modules, variables_in
+from .plain import pack, unpack
+from .state.script_state import of_plain, place_of, plain_tensor, put
+
+VARIABLES = "variables"  # key in the header of a given state
+MOST_BYTES = 64 << 20  # of the tensors of all variables
+_KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GENERATOR})
+_OF_WEIGHTS = "weights"
+
+Values = Mapping[str, Sequence[Any]]  # by name: whether the value is filled in place, and the packed value
+
+
+class ScriptVariables:
+    """The variables of one script. For the thread that runs the script, which is in the loop."""
+
+    def __init__(self, looking: Looking, weights: Callable[[], Iterable[torch.Tensor]], device: torch.device) -> None:
+        """weights: returns the tensors of the job's modules, in the same order on each worker. device: where received
+        tensors are allocated that are on an accelerator at the giver.
+        """
+        self._looking = looking
+        self._weights = weights
+        self._device = device
+        self._begun: Reach | None = None  # the script's values where the present pass began; None: no pass has begun
+        self._of_bodies: set[str] = set()  # variables that have changed within a pass
+        # Variables to carry, each with whether it is filled in place; None: not to be carried, by the source
+        self._carried: dict[str, bool | None] = {}
+        self._texts: dict[str, bytes | None] = {}  # of the variables to carry, where the present pass began
+        self._coming: tuple[int, Values] | None = None  # values for the pass over this epoch
+
+    def pass_begins(self, epoch: int) -> None:
+        """Begin the pass over an epoch's batches, after `Looking.first_batches`."""
+        if self._coming is not None and self._coming[0] <= epoch:
+            self._set(self._coming[1])
+        self._look()
+
+    def _look(self) -> None:
+        """Remember the values before loop bodies run."""
+        frame = self._looking.frame(sys._getframe())
+        self._begun = self._looking.now(frame)
+        for each in self._looking.since_begin(self._begun):
+            self._judge(each)
+        self._texts = {name: _Packing(self._weights()).text(variable) for name, variable in self._present(frame)}
+
+    def _present(self, frame: FrameType | None) -> Iterator[tuple[str, Variable]]:
+        """Yield the variables to carry."""
+        for name, in_place in self._carried.items():
+            carried = frame is not None and in_place is not None and name not in self._of_bodies
+            if carried and frame is not None and (variable := find(frame, name)) is not None:
+                yield name, variable
+
+    def pass_ends(self) -> None:
+        """Take note that the script's code between two epochs begins."""
+        self._begun = None
+
+    def loop_ends(self) -> None:
+        """Take note that the loop has ended, also without a pass after a checkpoint was loaded."""
+        if self._coming is not None:
+            self._set(self._coming[1])
+        self._begun = None
+
+    def give(self) -> Values | None:
+        """Return the present values as plain data; None outside a pass over the batches."""
+        if self._begun is None:
+            return None
+        frame = self._note(self._begun)
+        packing = _Packing(self._weights())
+        packed = {name: packing.packed(variable) for name, variable in self._present(frame)}
+        return {name: [self._carried[name], each] for name, each in packed.items() if each is not None}
+
+    def _note(self, begun: Reach) -> FrameType | None:
+        """Note which variables have changed since the pass began. Returns the frame of the loop."""
+        frame = self._looking.frame(sys._getframe())
+        # a copied dict of the model's own tensors changes with them, and not by a statement of a body
+        texts = {name: _Packing(self._weights()).text(variable) for name, variable in self._present(frame)}
+        kept = {name for name, text in texts.items() if text is not None and text == self._texts.get(name)}
+        for names in map(_names, differences(begun, self._looking.now(frame))):
+            self._of_bodies |= names if kept.isdisjoint(names) else frozenset()
+        return frame
+
+    def come(self, epoch: int, values: Values | None, at_once: bool) -> None:
+        """Take over the values of a received state of this epoch. at_once: the script is in the pass over it."""
+        self._coming = None if values is None else (epoch, values)
+        if values is not None and at_once and self._begun is not None:
+            self._note(self._begun)
+            self._set(values)
+            self._look()
+
+    def _set(self, values: Values) -> None:
+        """Set the variables; those that this script does not have are left out."""
+        self._coming = None
+        frame = self._looking.frame(sys._getframe())
+        weights = list(self._weights())
+
+        def tensor_of(content: Any, present: Any) -> torch.Tensor:
+            own = weights[content[1]] if content[0] == _OF_WEIGHTS else None
+            return own.detach() if own is not None else of_plain(content, self._device)
+
+        for name, (in_place, packed) in values.items():
+            variable = None if frame is None else find(frame, name)
+            if variable is not None:
+                self._carried.setdefault(name, bool(in_place))
+                value = unpack(packed[0], tensor_of)
+                variable.bind(filled(variable.value, value) if in_place else value)
+
+    def _judge(self, difference: Difference) -> None:
+        """Decide whether the variable of a value that has changed since the loop began is to be carried."""
+        name = variable_of(difference.name)
+        if (
+            name not in self._carried
+            and difference.node.kind in _KINDS
+            and self._of_bodies.isdisjoint(_names(difference))
+        ):
+            self._carried[name] = self._looking.carried_in_place(difference)
+
+
+def _names(difference: Difference) -> frozenset[str]:
+    return frozenset(variable_of(each.name) for each in difference.by_each_name)
+
+
+class _Packing:
+    """Conversion of variables to plain data."""
+
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+        self._weights = {place_of(each): number for number, each in enumerate(weights) if each.numel()}
+        self._bytes = 0  # of the tensors packed so far
+
+    def packed(self, variable: Variable) -> list[Any] | None:
+        """Return a list of the value as plain data; None if it cannot be carried, or with the others is too large."""
+        before = self._bytes
+        try:
+            return [pack(variable.value, variable.name, self._content)]
+        except UserError:
+            self._bytes = before
+            return None
+
+    def text(self, variable: Variable) -> bytes | None:
+        """Return bytes that change when the value changes other than by a change of the model's weights; None if it cannot be
+        carried.
+        """
+        try:
+            return msgspec.msgpack.encode(pack(variable.value, variable.name, self._version))
+        except UserError:
+            return None
+
+    def _content(self, tensor: torch.Tensor, where: str) -> list[Any]:
+        if (own := self._own(tensor, where)) is not None:
+            return own
+        self._bytes += tensor.nbytes
+        if self._bytes > MOST_BYTES:
+            raise UserError(f"{where} is a large tensor")
+        return plain_tensor(tensor)
+
+    def _version(self, tensor: torch.Tensor, where: str) -> list[Any]:
+        return self._own(tensor, where) or [tensor.data_ptr(), tensor._version]
+
+    def _own(self, tensor: torch.Tensor, where: str) -> list[Any] | None:
+        """Return the number of a tensor of the weights; None for other tensors."""
+        if (
+            type(tensor) is not torch.Tensor
+            or tensor.requires_grad
+            or tensor.layout is not torch.strided
+            or tensor.is_meta
+        ):
+            raise UserError(f"{where} is a tensor that cannot be carried with a script's variables")
+        number = self._weights.get(place_of(tensor))
+        return None if number is None else [_OF_WEIGHTS, number]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of a function or module, or an attribute of an object or class."""
+
+    owner: Any  # a function's frame, a module's dict, an object or a class
+    name: str
+    value: Any
+
+    def bind(self, value: Any) -> None:
+        """Bind the variable to a value, without running code of the script."""
+        owner = self.owner
+        if isinstance(owner, FrameType):
+            bind_variable(owner, self.name, value)
+        elif type(owner) is dict:
+            owner[self.name] = value
+        elif isinstance(owner, type):
+            type.__setattr__(owner, self.name, value)
+        else:
+            object.__setattr__(owner, self.name, value)
+
+
+def find(frame: FrameType, name: str) -> Variable | None:
+    """Return the variable of this name, as a look names it: `best`, `trainer.best`, `Meter.total`, `helpers.best`.
+
+    None if there is none, or its owner is no object with attributes of its own.
+    """
+    root, *attributes = name.split(".")
+    variables = variables_in(frame)
+    if not attributes:
+        if root in variables:
+            return Variable(frame, root, variables[root])
+        return Variable(frame.f_globals, root, frame.f_globals[root]) if root in frame.f_globals else None
+    scope = {**frame.f_globals, **variables}
+    if root in scope:
+        return _attribute(scope[root], attributes)
+    for prefix, module in own_modules(directories(), frame.f_globals).items():
+        if name.startswith(f"{prefix}."):
+            first, *others = name[len(prefix) + 1 :].split(".")
+            if first in module:
+                return _attribute(module[first], others) if others else Variable(module, first, module[first])
+    return None
+
+
+def _attribute(owner: Any, attributes: Sequence[str]) -> Variable | None:
+    for position, name in enumerate(attributes):
+        own = vars(owner) if isinstance(owner, type) else attributes_of(owner, type(owner))
+        if name not in own:
+            return None
+        if position == len(attributes) - 1:
+            return Variable(owner, name, own[name])
+        owner = own[name]
+    return None
+
+
+def filled(present: Any, value: Any) -> Any:
+    """Return `present` filled with `value` if both are of one kind, and their parts likewise; else `value`."""
+    if type(present) is list and type(value) is list:
+        kept = [filled(old, new) for old, new in zip(present, value, strict=False)]
+        present[:] = kept + value[len(kept) :]
+        return present
+    if isinstance(present, dict) and type(present) is type(value):
+        items = {key: filled(present[key], each) if key in present else each for key, each in value.items()}
+        present.clear()
+        present.update(items)
+        return present
+    return put(present, value)
