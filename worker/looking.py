@@ -19,7 +19,7 @@ from typing import Any
 from ..protocol.errors import PeerError
 from . import advice
 from .assigned import Sources
-from .kept import Difference, Kind, Reach, differences
+from .kept import Difference, Kind, Node, Reach, differences
 from .own_code import loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
 from .save_calls import is_part
@@ -56,7 +56,10 @@ class Looking:
     _bound: frozenset[str] = frozenset()
     _begun: Reach | None = None
     passes: int = 0  # over the batches, begun so far
-    _derived: frozenset[str] = frozenset()  # variables that code at an epoch's beginning computes in each epoch
+    temporaries: frozenset[str] = frozenset()  # variables that the loop binds in each epoch before it reads them
+    # Variables that code at an epoch's beginning computes in each epoch, as they were in the first pass
+    made_at_epochs: Mapping[str, Node] = field(default_factory=dict)
+    _derived: frozenset[str] = frozenset()  # those of them that are not plain
     _epoch: Reach | None = None  # the values of `_derived` when the present pass began
     _slice: Slice | None = None  # of the gradient; made when first used
     _carried: frozenset[str] = (
@@ -79,19 +82,25 @@ class Looking:
         frame = loop_frame(frame, self._code)
         self.passes += 1
         if self._begun is None:
-            before, self._bound = self._bound, (self._bound | names_bound(frame)) - self._sources.temporaries()
+            self.temporaries = self._sources.temporaries()
+            before, self._bound = self._bound, (self._bound | names_bound(frame)) - self.temporaries
             self._bound |= self._sources.sometimes
             self._begun = self._look(frame, self._bound)
             self._carried = names_of(frame, carried(self.state) | self.known)
-            self._derived = frozenset(
-                name
+            self.made_at_epochs = {
+                name: node
                 for name, node in self._begun.names.items()
-                if node.kind is not Kind.PLAIN
-                and name not in self.beside  # made before the loop, although no variable refers to it
+                if name not in self.beside  # made before the loop, although no variable refers to it
                 and (name not in before or self._sources.at_epochs(name) is not None)
-            )
+            }
+            derived = {name for name, node in self.made_at_epochs.items() if node.kind is not Kind.PLAIN}
+            self._derived = frozenset(derived)
+        self.look_at_derived(frame)
+
+    def look_at_derived(self, frame: FrameType | None) -> None:
+        """Look at the values of `derived`, before a loop body of the pass has run. frame: within the loop."""
         if self._derived:
-            self._epoch = self._look(frame, self._derived, beside={})
+            self._epoch = self._look(self.frame(frame), self._derived, beside={})
 
     @property
     def derived(self) -> Reach | None:
@@ -126,9 +135,13 @@ class Looking:
         A dataset with a method `set_epoch` may derive its own values there, and in a new process it has not received
         the epoch yet: such values do not count, unless a line of the loop changes them.
         """
-        told = any(callable(getattr(type(each), "set_epoch", None)) for each in self.beside.values())
         found = [each for each in differences(theirs, mine) if each.changed and each.name != advice.MODE]
-        return [each for each in found if not (told and _is_of_data(each)) or self._is_changed_in_loop(each)]
+        return [each for each in found if not self._is_set_by_epoch(each)]
+
+    def _is_set_by_epoch(self, difference: Difference) -> bool:
+        """Return whether the value belongs to a dataset that may derive it in `set_epoch`, and no line of the loop changes it."""
+        told = any(callable(getattr(type(each), "set_epoch", None)) for each in self.beside.values())
+        return told and _is_of_data(difference) and not self._is_changed_in_loop(difference)
 
     def undecided(self, lost: Sequence[Difference]) -> list[Difference]:
         """Return those of the names of `lost` that may have an effect, by the script's source: not only a log reads them."""
@@ -149,6 +162,7 @@ class Looking:
         Without such names, those that differed from the beginning. workers: names for people, theirs first.
         """
         found = differences(theirs, mine)
+        found = [each for each in found if not self._is_set_by_epoch(each)]
         found = [each for each in found if each.changed] or [
             each for each in found if not each.name.startswith(ENVIRONMENT)
         ]
@@ -237,7 +251,12 @@ class Looking:
         saved: Collection[str] = self._sources.saved
         if self._is_beside_state(difference):  # a file of the module does not contain it
             saved = [each for each in saved if not path.startswith(f"{each}.")]
-        return path.partition(".")[0] not in self._carried and is_part(path, saved)
+        kinds = difference.owners[path.count(".") - 1 : path.count(".")]
+        names = [
+            path,
+            *(f"{kind}.{path.rpartition('.')[2]}" for kind in kinds),
+        ]  # in the methods of its class: `self.best`
+        return path.partition(".")[0] not in self._carried and any(is_part(each, saved) for each in names)
 
     def _is_beside_state(self, difference: Difference) -> bool:
         """Return whether the value is an attribute of a module of a class of the job's, without being in its state_dict()."""

@@ -29,7 +29,8 @@ from .syntax import (
 
 _LEADER = re.compile(r"\b(is_)?(leader|leads|master|main|chief)\b|rank\b|main_process\b|_zero\b")
 _KEEPING = frozenset({"dict", "list", "tuple", "vars", "float", "int", "sum", "min", "max", "len", "copy", "deepcopy"})
-_OF_FUNCTION = ":"  # between the name of a function and that of its variable
+_OF_FUNCTION = ":"  # between the name of a function or class and that of its variable
+_OF_CLASS = re.compile(r"^\w+::\w+")  # the object in a method of a class
 ROUNDS = 8  # number of assignments, calls and returns that are followed backwards
 
 _Block = Sequence[ast.stmt]
@@ -131,7 +132,8 @@ def _truths(test: ast.expr) -> Iterator[str]:
 
 @functools.lru_cache(PARSED)
 def saved_names(tree: ast.Module, scope: ast.AST | None = None) -> frozenset[str]:
-    """Return the variables and attributes (`history`, `self.best`) that determine saved files.
+    """Return the variables and attributes that determine saved files: `history`, `self.best`, or `Meter.best` for an object
+    of a class without the loop.
 
     These are the arguments of `.save(what, path)`, or of a function of the script that passes its argument to it; and
     the conditions under which it is called or the loop over epochs is left. Calls that only the leader reaches do not
@@ -140,7 +142,14 @@ def saved_names(tree: ast.Module, scope: ast.AST | None = None) -> frozenset[str
     scope: the function that contains the loop; by default the module. A variable that another function binds is not the
     loop's variable of the same name, but its value may be an argument of the loop's.
     """
-    return frozenset(name for name in _Saved(tree, scope or tree).names if _OF_FUNCTION not in name)
+    found = _Saved(tree, scope or tree).names
+    of_classes = {
+        _OF_CLASS.sub(kind, name)
+        for kind, root in _roots(tree).items()
+        for name in found
+        if name.startswith(f"{root}::")
+    }
+    return frozenset(name for name in {*found, *of_classes} if _OF_FUNCTION not in name)
 
 
 class _Saved:
@@ -151,7 +160,11 @@ class _Saved:
     def __init__(self, tree: ast.Module, scope: ast.AST) -> None:
         self._functions: dict[str, list[tuple[Function, bool]]] = {}  # by name, each with whether it is a method
         self._prefixes: dict[int, str] = {}  # of variables, by the identity of their nodes
-        self._resolve(tree, scope, {}, is_method=False)
+        self._scope = scope
+        self._roots = _roots(tree)
+        classes = [node for node in walk(tree) if isinstance(node, ast.ClassDef)]
+        self._loops = {self._roots[each.name] for each in classes if scope in each.body}
+        self._resolve(tree, {}, None)
         leaders = _of_leader(tree)
         savers = {
             name
@@ -178,22 +191,25 @@ class _Saved:
             found |= more
         self.names = found
 
-    def _resolve(self, node: ast.AST, scope: ast.AST, prefixes: Mapping[str, str], is_method: bool) -> None:
+    def _resolve(self, node: ast.AST, prefixes: Mapping[str, str], of: ast.ClassDef | None) -> None:
         """Find the functions, and whose variable each name in this part of the tree is.
 
-        prefixes: for variables of the functions around it. is_method: a class is around it, and no function in between.
+        prefixes: for variables of the functions around it. of: the class around it, with no function in between.
         """
         if isinstance(node, Function):
+            is_method = of is not None
             self._functions.setdefault(node.name, []).append((node, is_method))
             own = bound_names(node)
             prefixes = {name: prefix for name, prefix in prefixes.items() if name not in own}
-            if not any(each is scope for each in walk(node)):
-                shared = {each.arg for each in parameters(node)[: int(is_method)]}  # the object itself, in all methods
+            shared = {each.arg for each in parameters(node)[: int(is_method)]}  # the object itself, in all methods
+            if of is not None and self._roots[of.name] not in self._loops:
+                prefixes |= dict.fromkeys(shared, f"{self._roots[of.name]}::")
+            if not any(each is self._scope for each in walk(node)):
                 prefixes |= dict.fromkeys(own - shared, f"{node.name}{_OF_FUNCTION}")
         if isinstance(node, ast.Name) and node.id in prefixes:
             self._prefixes[id(node)] = prefixes[node.id]
         for child in children(node):
-            self._resolve(child, scope, prefixes, isinstance(node, ast.ClassDef))
+            self._resolve(child, prefixes, node if isinstance(node, ast.ClassDef) else None)
 
     def _arguments(self, tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
         """Yield parameters of the script's functions with the values that calls pass."""
@@ -289,6 +305,19 @@ class _Saved:
         else:
             for child in children(node):
                 yield from self._kept(child)
+
+
+def _roots(tree: ast.Module) -> dict[str, str]:
+    """Return the outermost base of each class in the file: objects of both have the same attributes."""
+    bases = {
+        node.name: [each.id for each in node.bases if isinstance(each, ast.Name)]
+        for node in walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {name: name for name in bases}
+    for _ in bases:
+        found = {name: next((found[base] for base in bases[name] if base in found), name) for name in found}
+    return found
 
 
 def _ends(tree: ast.Module) -> Iterator[ast.expr]:

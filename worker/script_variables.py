@@ -12,6 +12,10 @@ named as before (`crosscheck`).
 the receiver's loop is at the same place: at once, in the pass over the state's epoch, or else where that pass begins.
 Code between epochs that ran before, on a worker that has run it for a state of later, has then no effect.
 
+*What follows from them.* Code at an epoch's beginning may compute other values from these variables, and call a function
+with them that contains the loop over batches: `train_epoch(model, batches, scale)`. A joining worker has done so with
+variables of its own. So the small values that were bound there, and that bodies have not changed, come with the variables.
+
 *How.* A value is set in the variable of the loop's function or module, or in the attribute of an object of the
 script's own. A list, dict, set or array that the script changes in place is filled in place, so that its other names
 see the change. A tensor that shares memory with the model's, as in `best = model.state_dict()`, is the receiver's own.
@@ -19,26 +23,31 @@ see the change. A tensor that shares memory with the model's, as in `best = mode
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import msgspec
+import numpy
 import torch
 
 from ..protocol.errors import UserError
 from .kept import Difference, Kind, Reach, differences
 from .looking import Looking, variable_of
-from .own_code import attributes_of, bind_variable, directories, own_modules, variables_in
+from .own_code import attributes_of, bind_variable, directories, is_own_file, own_modules, variables_in
 from .plain import pack, unpack
 from .state.script_state import of_plain, place_of, plain_tensor, put
 
 VARIABLES = "variables"  # key in the header of a given state
 MOST_BYTES = 64 << 20  # of the tensors of all variables
-_KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GENERATOR})
+_KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GENERATOR, Kind.MODULE})
 _OF_WEIGHTS = "weights"
+
+_SMALL = (type(None), bool, int, float, complex, str, bytes, numpy.generic)
+_MOST_ITEMS = 32  # of a container or tensor that follows from variables
 
 Values = Mapping[str, Sequence[Any]]  # by name: whether the value is filled in place, and the packed value
 
@@ -46,18 +55,21 @@ Values = Mapping[str, Sequence[Any]]  # by name: whether the value is filled in 
 class ScriptVariables:
     """The variables of one script. For the thread that runs the script, which is in the loop."""
 
-    def __init__(self, looking: Looking, weights: Callable[[], Iterable[torch.Tensor]], device: torch.device) -> None:
-        """weights: returns the tensors of the job's modules, in the same order on each worker. device: where received
-        tensors are allocated that are on an accelerator at the giver.
+    def __init__(
+        self, looking: Looking, modules: Callable[[], Sequence[torch.nn.Module]], device: torch.device
+    ) -> None:
+        """modules: returns the job's, in the same order on each worker. device: where received tensors are allocated that are
+        on an accelerator at the giver.
         """
         self._looking = looking
-        self._weights = weights
+        self._modules = modules
         self._device = device
         self._begun: Reach | None = None  # the script's values where the present pass began; None: no pass has begun
         self._of_bodies: set[str] = set()  # variables that have changed within a pass
         # Variables to carry, each with whether it is filled in place; None: not to be carried, by the source
         self._carried: dict[str, bool | None] = {}
-        self._texts: dict[str, bytes | None] = {}  # of the variables to carry, where the present pass began
+        # Of the variables to carry, and of those of functions between the loops, where the present pass began
+        self._texts: dict[str, bytes | None] = {}
         self._coming: tuple[int, Values] | None = None  # values for the pass over this epoch
 
     def pass_begins(self, epoch: int) -> None:
@@ -68,18 +80,40 @@ class ScriptVariables:
 
     def _look(self) -> None:
         """Remember the values before loop bodies run."""
-        frame = self._looking.frame(sys._getframe())
-        self._begun = self._looking.now(frame)
-        for each in self._looking.since_begin(self._begun):
+        self._begun = self._looking.now(sys._getframe())
+        made = [Difference(name, node, node) for name, node in self._looking.made_at_epochs.items()]
+        for each in (*self._looking.since_begin(self._begun), *made):
             self._judge(each)
-        self._texts = {name: _Packing(self._weights()).text(variable) for name, variable in self._present(frame)}
+        self._texts = self._texts_now()
 
-    def _present(self, frame: FrameType | None) -> Iterator[tuple[str, Variable]]:
+    def _texts_now(self) -> dict[str, bytes | None]:
+        packing = _Packing(self._modules())
+        return {name: packing.text(variable) for name, variable in (*self._present(), *self._within())}
+
+    def _present(self) -> Iterator[tuple[str, Variable]]:
         """Yield the variables to carry."""
+        frame = self._looking.frame(sys._getframe())
         for name, in_place in self._carried.items():
             carried = frame is not None and in_place is not None and name not in self._of_bodies
             if carried and frame is not None and (variable := find(frame, name)) is not None:
                 yield name, variable
+
+    def _within(self) -> Iterator[tuple[str, Variable]]:
+        """Yield the small plain variables that code at the epoch's beginning has bound, and of functions between the loops."""
+        outer, frame, own = self._looking.frame(sys._getframe()), sys._getframe(), directories()
+        frames: list[FrameType] = []
+        while frame is not outer and frame is not None:
+            frames += [frame] if is_own_file(frame.f_code.co_filename, own) else []
+            frame = frame.f_back  # type: ignore[assignment]
+        if outer is None:
+            return
+        for name in self._looking.temporaries:
+            if (variable := find(outer, name)) is not None and _is_small(variable.value):
+                yield f"0 {outer.f_code.co_qualname} {name}", variable
+        for depth, each in enumerate(reversed(frames), 1):
+            for name, value in variables_in(each).items():
+                if _is_small(value):
+                    yield f"{depth} {each.f_code.co_qualname} {name}", Variable(each, name, value)
 
     def pass_ends(self) -> None:
         """Take note that the script's code between two epochs begins."""
@@ -95,20 +129,20 @@ class ScriptVariables:
         """Return the present values as plain data; None outside a pass over the batches."""
         if self._begun is None:
             return None
-        frame = self._note(self._begun)
-        packing = _Packing(self._weights())
-        packed = {name: packing.packed(variable) for name, variable in self._present(frame)}
-        return {name: [self._carried[name], each] for name, each in packed.items() if each is not None}
+        kept = self._note(self._begun)
+        packing = _Packing(self._modules())
+        found = [*self._present(), *((name, variable) for name, variable in self._within() if name in kept)]
+        packed = {name: packing.packed(variable) for name, variable in found}
+        return {name: [self._carried.get(name, False), each] for name, each in packed.items() if each is not None}
 
-    def _note(self, begun: Reach) -> FrameType | None:
-        """Note which variables have changed since the pass began. Returns the frame of the loop."""
-        frame = self._looking.frame(sys._getframe())
+    def _note(self, begun: Reach) -> set[str]:
+        """Note which variables have changed since the pass began; return the others."""
         # a copied dict of the model's own tensors changes with them, and not by a statement of a body
-        texts = {name: _Packing(self._weights()).text(variable) for name, variable in self._present(frame)}
-        kept = {name for name, text in texts.items() if text is not None and text == self._texts.get(name)}
-        for names in map(_names, differences(begun, self._looking.now(frame))):
+        texts = self._texts_now().items()
+        kept = {name for name, text in texts if text is not None and text == self._texts.get(name)}
+        for names in map(_names, differences(begun, self._looking.now(sys._getframe()))):
             self._of_bodies |= names if kept.isdisjoint(names) else frozenset()
-        return frame
+        return kept
 
     def come(self, epoch: int, values: Values | None, at_once: bool) -> None:
         """Take over the values of a received state of this epoch. at_once: the script is in the pass over it."""
@@ -121,19 +155,25 @@ class ScriptVariables:
     def _set(self, values: Values) -> None:
         """Set the variables; those that this script does not have are left out."""
         self._coming = None
-        frame = self._looking.frame(sys._getframe())
-        weights = list(self._weights())
+        frame, modules = self._looking.frame(sys._getframe()), self._modules()
+        weights = [tensor for module in modules for tensor in _tensors(module)]
 
         def tensor_of(content: Any, present: Any) -> torch.Tensor:
             own = weights[content[1]] if content[0] == _OF_WEIGHTS else None
             return own.detach() if own is not None else of_plain(content, self._device)
 
         for name, (in_place, packed) in values.items():
-            variable = None if frame is None else find(frame, name)
-            if variable is not None:
-                self._carried.setdefault(name, bool(in_place))
-                value = unpack(packed[0], tensor_of)
-                variable.bind(filled(variable.value, value) if in_place else value)
+            if " " in name or frame is None or (variable := find(frame, name)) is None:
+                continue
+            self._carried.setdefault(name, bool(in_place))
+            value = unpack(packed[-1], tensor_of)
+            value = value if len(packed) == 1 else _copied(modules[packed[0]], packed[1], value)
+            variable.bind(filled(variable.value, value) if in_place else value)
+        packing = _Packing(modules)
+        for name, variable in self._within():
+            if name in values and packing.packed(variable) != values[name][1]:
+                variable.bind(unpack(values[name][1][0], tensor_of))
+        self._looking.look_at_derived(sys._getframe())
 
     def _judge(self, difference: Difference) -> None:
         """Decide whether the variable of a value that has changed since the loop began is to be carried."""
@@ -146,6 +186,17 @@ class ScriptVariables:
             self._carried[name] = self._looking.carried_in_place(difference)
 
 
+def _is_small(value: Any) -> bool:
+    """Return whether a value is a small one of plain values and tensors."""
+    if type(value) is torch.Tensor:
+        return value.numel() <= _MOST_ITEMS and not value.requires_grad
+    if isinstance(value, dict):
+        return type(value) is dict and len(value) <= _MOST_ITEMS and all(map(_is_small, (*value, *value.values())))
+    if isinstance(value, list | tuple):
+        return type(value) in (list, tuple) and len(value) <= _MOST_ITEMS and all(map(_is_small, value))
+    return isinstance(value, _SMALL)
+
+
 def _names(difference: Difference) -> frozenset[str]:
     return frozenset(variable_of(each.name) for each in difference.by_each_name)
 
@@ -153,15 +204,17 @@ def _names(difference: Difference) -> frozenset[str]:
 class _Packing:
     """Conversion of variables to plain data."""
 
-    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._modules = modules
+        weights = [tensor for module in modules for tensor in _tensors(module)]
         self._weights = {place_of(each): number for number, each in enumerate(weights) if each.numel()}
         self._bytes = 0  # of the tensors packed so far
 
     def packed(self, variable: Variable) -> list[Any] | None:
-        """Return a list of the value as plain data; None if it cannot be carried, or with the others is too large."""
+        """Return the value as plain data; None if it cannot be carried, or with the others is too large."""
         before = self._bytes
         try:
-            return [pack(variable.value, variable.name, self._content)]
+            return self._packed(variable, self._content)
         except UserError:
             self._bytes = before
             return None
@@ -171,9 +224,20 @@ class _Packing:
         carried.
         """
         try:
-            return msgspec.msgpack.encode(pack(variable.value, variable.name, self._version))
+            return msgspec.msgpack.encode(self._packed(variable, self._version))
         except UserError:
             return None
+
+    def _packed(self, variable: Variable, number: Callable[[torch.Tensor, str], Any]) -> list[Any]:
+        """Return a list of the value; of a copy of a module of the job, of the module's number, the modes and the tensors."""
+        name, value = variable.name, variable.value
+        if not isinstance(value, torch.nn.Module):
+            return [pack(value, name, number)]
+        for position, module in enumerate(self._modules):
+            if module is not value and _are_alike(module, value):
+                tensors = [each.detach() for each in _tensors(value)]
+                return [position, [each.training for each in value.modules()], pack(tensors, name, number)]
+        raise UserError(f"{name} is a module that is no copy of one of the job")
 
     def _content(self, tensor: torch.Tensor, where: str) -> list[Any]:
         if (own := self._own(tensor, where)) is not None:
@@ -197,6 +261,28 @@ class _Packing:
             raise UserError(f"{where} is a tensor that cannot be carried with a script's variables")
         number = self._weights.get(place_of(tensor))
         return None if number is None else [_OF_WEIGHTS, number]
+
+
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _are_alike(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Return whether two modules have the same classes, and tensors of the same shapes."""
+    kinds = [[type(each) for each in module.modules()] for module in (one, other)]
+    tensors = [[(each.shape, each.dtype, each.device) for each in _tensors(module)] for module in (one, other)]
+    return kinds[0] == kinds[1] and tensors[0] == tensors[1]
+
+
+def _copied(module: torch.nn.Module, modes: Sequence[bool], tensors: Sequence[torch.Tensor]) -> torch.nn.Module:
+    """Return a copy of a module with these tensors and modes."""
+    found = copy.deepcopy(module)
+    with torch.no_grad():
+        for own, content in zip(_tensors(found), tensors, strict=True):
+            own.copy_(content)
+    for each, mode in zip(found.modules(), modes, strict=True):
+        each.training = mode
+    return found
 
 
 @dataclass(frozen=True)

@@ -341,8 +341,10 @@ class Trainer:
         if self._compares:
             self._looking.is_local = is_local
             self._looking.begin(frame)
-            weights = self.held.parts.registered.state.weights
-            self.held.variables = ScriptVariables(self._looking, weights, self.recipe.device)
+            modules = self.held.parts.modules
+            self.held.variables = ScriptVariables(
+                self._looking, lambda: [each for _, each in modules], self.recipe.device
+            )
         if self.held.code is not None:
             self.held.code.look()
         if self._compiled is not None:

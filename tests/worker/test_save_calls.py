@@ -38,7 +38,7 @@ from elasticd.worker.save_calls import is_for_leader, saved_names
         ("for e in run.epochs(3):\n    for b in batches:\n        step(b)\n    if bad >= 2:\n        break", {"bad"}),
         ("for e in range(3):\n    if bad:\n        break", set()),
         ("if loss < best:\n    kept = shadow\nrun.save(kept, 'x.pt')", {"kept", "loss", "best", "shadow"}),
-        ("class T:\n    def end(self):\n        run.save({'h': self.best[0]}, 'x.pt')", {"self.best"}),
+        ("class T:\n    def end(self):\n        run.save({'h': self.best[0]}, 'x.pt')", {"T.best"}),
         (
             "if a > best:\n    kept = copy(model)\nmodel.load_state_dict(kept)\nrun.save(model, 'x.pt')",
             {"model", "kept", "a", "best"},
@@ -48,6 +48,30 @@ from elasticd.worker.save_calls import is_for_leader, saved_names
 )
 def test_variables_that_go_into_a_file_are_found(source: str, names: set[str]) -> None:
     assert saved_names(ast.parse(source)) == names
+
+
+def test_an_attribute_of_another_class_is_not_one_of_the_loops_object() -> None:
+    tree = ast.parse(
+        """
+class Meter:
+    def last(self):
+        return self.scores[-1]
+
+class Best(Meter):
+    pass
+
+class Base:
+    def end(self):
+        run.save({"best": self.best, "score": self.meter.last()}, "x.pt")
+
+class Trainer(Base):
+    def train(self):
+        for epoch in run.epochs(2):
+            self.end()
+"""
+    )
+    method = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "train")
+    assert saved_names(tree, method) == {"self.best", "self.meter", "Meter.scores", "Best.scores"}
 
 
 def test_variables_of_the_loop_s_function_that_another_one_saves_are_found() -> None:

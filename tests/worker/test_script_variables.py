@@ -1,0 +1,121 @@
+"""Variables that only code between epochs changes: they come to new workers and out of checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from elasticd.worker.script_variables import Variable, filled, find
+from tests.worker.ranks import also
+
+ALONE = [[0, [0]]]
+TWO = [[0, [0, 1]]]
+# One, three, one of them lost in a step that it has missed, two, others; in the middle of epochs and at their edges
+CHANGING = [[0, [0]], [9, [0, 1, 2]], [13, [0, 1, 2], [2]], [16, [1, 2]], [20, [2, 3, 4]], [24, [3, 4]]]
+CASES = ["early_stopping", "objects", *also("of_a_module", "closures", "teachers")]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_new_workers_have_the_variables_of_the_others(ranks: Any, tmp_path: Path, case: str) -> None:
+    (expected,) = ranks.outcome(f"variable_cases.{case}", ALONE).states
+    changed = ranks.train(f"variable_cases.{case}", CHANGING, checkpoints=str(tmp_path))
+    assert set(changed.states) == {expected}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_job_that_goes_on_from_a_checkpoint_has_the_variables_of_that_time(
+    ranks: Any, tmp_path: Path, case: str
+) -> None:
+    (expected,) = ranks.outcome(f"variable_cases.{case}", ALONE).states
+    ranks.train(f"variable_cases.{case}", TWO, checkpoints=str(tmp_path))
+    written = {int(path.stem.rpartition("-")[2]): path for path in tmp_path.glob("*step-*.pt")}
+    kept = min((step for step in written if step < 19), key=lambda step: abs(step - 13))
+    for step, path in written.items():
+        if step != kept:
+            path.unlink()
+    again = [[0, [0]], [20, [0, 1]]]
+    assert set(ranks.train(f"variable_cases.{case}", again, checkpoints=str(tmp_path)).states) == {expected}
+
+
+class _Slots:
+    __slots__ = ("count",)
+
+
+class _Owner:
+    total = 1
+
+    def __init__(self) -> None:
+        self.inner = _Slots()
+        self.inner.count = 2
+        self.values = {"a": [1]}
+
+
+def _bound(name: str, value: Any) -> Any:
+    count, owner = 1, _Owner()
+    shared = 5
+
+    def inner() -> int:
+        return shared
+
+    variable = find(sys._getframe(), name)
+    assert variable is not None
+    before = variable.value
+    variable.bind(value)
+    return before, count, inner(), owner.inner.count, owner.values
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("count", 1, (7, 5, 2, {"a": [1]})),
+        ("shared", 5, (1, 7, 2, {"a": [1]})),
+        ("owner.inner.count", 2, (1, 5, 7, {"a": [1]})),
+        ("owner.values", {"a": [1]}, (1, 5, 2, 7)),
+    ],
+)
+def test_a_variable_is_bound_where_it_is(name: str, before: Any, after: Any) -> None:
+    assert _bound(name, 7) == (before, *after)
+
+
+def test_an_attribute_of_a_class_is_bound_in_the_class() -> None:
+    variable = find(sys._getframe(), "_Owner.total")
+    assert variable is not None
+    assert variable.value == 1
+    variable.bind(3)
+    assert _Owner.total == 3
+    variable.bind(1)
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing.here", "_Owner.inner", "torch.nn.nothing", "pytest.mark.x.y"])
+def test_a_name_without_a_variable_is_not_found(name: str) -> None:
+    assert find(sys._getframe(), name) is None
+
+
+def test_no_code_of_the_script_runs_when_an_attribute_is_bound() -> None:
+    class Guarded:
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise AssertionError("not to be called")
+
+    guarded = Guarded()
+    vars(guarded)["best"] = 1
+    Variable(guarded, "best", 1).bind(2)
+    assert vars(guarded)["best"] == 2
+
+
+def test_containers_keep_their_identity_and_that_of_their_parts() -> None:
+    inner, array = [1.0], torch.zeros(2).numpy()
+    outer = {"a": inner, "b": array, "gone": 1}
+    names = SimpleNamespace(outer=outer, inner=inner)
+    assert filled(outer, {"a": [1.0, 2.0], "b": torch.ones(2).numpy(), "new": (3,)}) is outer
+    assert names.outer["a"] is names.inner is inner
+    assert inner == [1.0, 2.0]
+    assert outer["b"] is array
+    assert array.tolist() == [1.0, 1.0]
+    assert list(outer) == ["a", "b", "new"]
+    assert filled(outer, None) is None
+    assert filled((1,), (2,)) == (2,)
