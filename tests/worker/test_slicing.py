@@ -441,3 +441,85 @@ def test_what_is_made_at_its_first_use_and_again_for_a_larger_input_is_not_kept(
 )
 def test_what_begins_at_its_first_use_and_follows_later_bodies_is_kept(body: str) -> None:
     assert carries(body, "n", Kind.PLAIN)
+
+
+TRAINED = """
+run = elastic.join()
+model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
+{functions}
+best = 0
+for epoch in run.epochs(4):
+    total = count = 0
+    for x, y in batches:
+        loss = f(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+        meter.update(loss.item())
+        count += 1
+{between}
+"""
+VALIDATE = """
+def validate(model):
+    total = 0
+    for x, y in others:
+        total += f(model(x), y).item()
+    return total
+"""
+
+
+def follows_from_bodies(between: str, functions: str = "") -> bool:
+    indented = "".join(f"    {line}\n" for line in between.splitlines())
+    tree = parse(TRAINED.format(functions=functions, between=indented))
+    node = Node(1, Kind.PLAIN, "float")
+    return Slice([tree], tree).follows_from_bodies(Difference("best", node, node))
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "best = max(best, total)",
+        "mean = total / count\nif mean > best:\n    best = mean",
+        "best = max(best, score(meter.average))",
+        "losses.append(total)\nbest = min(losses)",
+    ],
+)
+def test_a_value_that_follows_from_what_bodies_add_up_is_each_workers_own(between: str) -> None:
+    assert follows_from_bodies(between)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "best = max(best, validate(model))",
+        "loss = validate(model)\nlosses.append(total)\nif loss < best:\n    best = loss",
+        "total = count = 0\nfor x, y in others:\n    total += f(model(x), y).item()\n    count += 1\nbest = total / count",
+        "best = max(best, optimizer.param_groups[0]['lr'])",
+        "best += 1",
+    ],
+)
+def test_a_value_of_a_validation_is_the_same_on_all_workers(between: str) -> None:
+    assert not follows_from_bodies(between, VALIDATE)
+
+
+def test_a_function_for_both_phases_leaves_open_which_of_its_results_is_used() -> None:
+    tree = parse(
+        """
+run = elastic.join()
+model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
+def run_epoch(loader, training):
+    total = 0
+    for x, y in loader:
+        loss = f(model(x), y)
+        if training:
+            loss.backward()
+            optimizer.step()
+        total += loss.item()
+    return total
+for epoch in run.epochs(4):
+    run_epoch(batches, True)
+    best = max(best, run_epoch(others, False))
+"""
+    )
+    node = Node(1, Kind.PLAIN, "float")
+    assert not Slice([tree], tree).follows_from_bodies(Difference("best", node, node))
