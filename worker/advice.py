@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from .assigned import Sources
-from .kept import CACHE, Difference, Kind, Node
+from .kept import CACHE, Difference, Kind, Node, root_of
 from .save_calls import is_part
 
 MODE = "model.training"  # the mode of the model's modules, as a name of `Reach`
@@ -89,7 +89,7 @@ def sentence(
         what = f"{difference.name} ({one}{at}) differs between {workers[0]} and {workers[1]}"
     else:
         what = f"{difference.name} is {one} on {workers[0]} and {other} on {workers[1]}{at}"
-    at_epochs = sources.at_epochs(difference.name, difference.owners)
+    at_epochs = sources.at_epochs(difference.name, difference.owners) or sources.at_epochs(root_of(difference.name))
     if (
         not difference.changed
         and difference.node.type != CACHE
@@ -151,7 +151,7 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
     holder = _holder(difference.name)
     argument = re.search(r"\((\w+)\)", difference.name)
     key = key or _key(difference.name)
-    root = holder.rpartition(".")[0].partition(".")[0] or holder
+    root = root_of(holder)
     if difference.name == MODE:
         return f"set it in each loop body, before the forward pass: {root}.train()"
     if argument is not None:  # a default argument that the function changes
@@ -172,6 +172,11 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
     derived = sources.at_epochs(difference.name, owners)
     if derived is not None and node.kind is not Kind.PLAIN and not owners:
         return f"compute it once for all workers: {holder} = run.epoch_begin(lambda: {derived})"
+    if node.kind is not Kind.PLAIN and (derived := sources.at_epochs(root) if owners else None) is not None:
+        return (
+            f"{root} = {derived} makes it at the beginning of each epoch: compute it there once for all workers, by "
+            f"run.epoch_begin(lambda: ...), and make {root} with the result"
+        )
     if owners and _is_part_of_module(difference) and sources.is_changed_by_its_class(difference.name, owners):
         return (
             f"what a forward pass changes belongs to the model that prepare() gets: "

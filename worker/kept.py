@@ -128,6 +128,16 @@ def path_of_function(type_: str) -> tuple[str, ...]:
     return tuple(name for name in type_.removesuffix("()").split(".") if name != "<locals>")
 
 
+def variable_of(name: str) -> str:
+    """Return the variable or attribute of which a name is a part: `trainer.losses` for `trainer.losses['train'][0]`."""
+    return re.split(r"[\[(]", name, maxsplit=1)[0]
+
+
+def root_of(name: str) -> str:
+    """Return the variable of which a name is a part."""
+    return re.split(r"[.\[(]", name, maxsplit=1)[0]
+
+
 class Difference(NamedTuple):
     """A name under which the scripts of two workers keep different values."""
 

@@ -19,7 +19,7 @@ from typing import Any
 from ..protocol.errors import PeerError
 from . import advice
 from .assigned import Sources
-from .kept import Difference, Kind, Node, Reach, differences
+from .kept import Difference, Kind, Node, Reach, differences, root_of, variable_of
 from .own_code import loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
 from .save_calls import is_part
@@ -153,7 +153,7 @@ class Looking:
         return all(map(self._is_only_logged, every)) or any(self._sources.is_time(each.name) for each in every)
 
     def _is_only_logged(self, difference: Difference) -> bool:
-        return _root(difference.name) in self._sources.only_logged
+        return root_of(difference.name) in self._sources.only_logged
 
     def explain(self, theirs: Reach, mine: Reach, workers: tuple[str, str]) -> tuple[str, list[Difference]]:
         """Explain why the two workers differ, as far as it is known, and return the names that differ because a loop
@@ -178,7 +178,7 @@ class Looking:
         return sorted(causes, key=lambda each: each.name != advice.MODE)
 
     def _is_shown_only(self, difference: Difference) -> bool:
-        shown = all(_root(each.name) in self._sources.shown for each in difference.by_each_name)
+        shown = all(root_of(each.name) in self._sources.shown for each in difference.by_each_name)
         times = any(self._sources.is_time(each.name) for each in difference.by_each_name)
         return times or (shown and self.is_for_logs(difference))
 
@@ -206,7 +206,7 @@ class Looking:
 
     def is_changed_data(self, difference: Difference) -> bool:
         """Return whether a line of the loop changes this value of the dataset, and samples depend on it."""
-        own = [each for each in difference.by_each_name if _root(each.name) in self.beside]
+        own = [each for each in difference.by_each_name if root_of(each.name) in self.beside]
         return any(map(self._is_read_by_data, own)) and self._is_changed_in_loop(difference)
 
     def _is_read_by_data(self, difference: Difference) -> bool:
@@ -301,7 +301,7 @@ class Looking:
         """
         every = [(variable_of(each.name), each.owners) for each in difference.by_each_name]
         names = [(name, owners[: name.count(".")]) for name, owners in every]
-        if any(map(_is_of_data, difference.by_each_name)) or any(_root(name) in self.beside for name, _ in names):
+        if any(map(_is_of_data, difference.by_each_name)) or any(root_of(name) in self.beside for name, _ in names):
             return None
         if any(not self.samplers.isdisjoint(owners) for _, owners in every):
             return None
@@ -332,16 +332,6 @@ class Looking:
         model = self.state.model
         others = [name for name, module in model.named_modules() if module.training is not model.training]
         return model.training if not others else f"{model.training}, but for {', '.join(others)}"
-
-
-def variable_of(name: str) -> str:
-    """Return the variable or attribute of which a name is a part: `trainer.losses` for `trainer.losses['train'][0]`."""
-    return re.split(r"[\[(]", name, maxsplit=1)[0]
-
-
-def _root(name: str) -> str:
-    """Return the variable of which a name is a part."""
-    return re.split(r"[.\[(]", name, maxsplit=1)[0]
 
 
 def _is_of_data(difference: Difference) -> bool:

@@ -35,8 +35,8 @@ import numpy
 import torch
 
 from ..protocol.errors import UserError
-from .kept import Difference, Kind, Reach, differences
-from .looking import Looking, variable_of
+from .kept import Difference, Kind, Reach, differences, variable_of
+from .looking import Looking
 from .own_code import attributes_of, bind_variable, directories, is_own_file, own_modules, variables_in
 from .plain import pack, unpack
 from .state.script_state import of_plain, place_of, plain_tensor, put

@@ -22,7 +22,7 @@ KEEPS_SOMETHING = {
     "moving_baseline": r"; baseline is [-\d.e]+ on w\.0 and 0\.0 on w\.1 \(unlike_cases\.py:\d+\)",
     "hidden_state": r"; hidden ",
     "replay": r"; buffer ",
-    "teacher_of_an_epoch": r"; teacher .*run\.epoch_begin\(lambda: copy\.deepcopy\(model\)\.eval\(\)\)",
+    "teacher_of_an_epoch": r"; teacher\.teacher .*teacher = frozen\(model\) makes it .*run\.epoch_begin",
     "own_generator": r"; generator .*draw from torch's global generator",
     "host_counter": r"; done is \d+ on w\.0 and 1 on w\.1 \(unlike_cases\.py:\d+\)",
     "lbfgs_counts_later_evaluations": r"; counted is \d+ on w\.0 and 0 on w\.1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -280,14 +281,23 @@ def replay(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+def frozen(model: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    teacher = copy.deepcopy(model).eval()
+
+    def predict(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return teacher(x).softmax(-1)
+
+    return predict
+
+
 def teacher_of_an_epoch(run: Run) -> list[Any]:
-    """A copy of the model at each epoch's beginning: a joiner makes it in the middle of an epoch."""
+    """A function with a copy of the model at each epoch's beginning: a joiner makes it in the middle of an epoch."""
     model, optimizer, batches = prepared(run)
     for _ in run.epochs(EPOCHS):
-        teacher = copy.deepcopy(model).eval()
+        teacher = frozen(model)
         for x, y in batches:
-            with torch.no_grad():
-                target = teacher(x).softmax(-1)
+            target = teacher(x)
             scores = model(x)
             (functional.cross_entropy(scores, y) + functional.cross_entropy(scores, target)).backward()
             optimizer.step()
