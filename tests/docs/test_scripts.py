@@ -72,7 +72,7 @@ train_set = torch.utils.data.TensorDataset(numbers[:48], 2 * numbers[:48])
 test_set = torch.utils.data.TensorDataset(numbers[48:], 2 * numbers[48:])
 """,
     "State that the loop changes": "dataset = torch.randn(90, 1), torch.randn(90, 1)",
-    "Values of your own": "dataset = torch.randn(64, 1), torch.randn(64, 1)",
+    "Values of your own": "dataset = test_set = torch.randn(64, 1), torch.randn(64, 1)",
 }
 # Checks of the names that each example defines.
 AFTER = {
@@ -83,6 +83,8 @@ def check(names):
         state = names["state"]
         assert (state.step, len(state.memory)) == (8, 8) and state.best < math.inf
         assert all(torch.equal(old, new) is False for old, new in zip(state.shadow, names["model"].parameters()))
+    if "best_weights" in names:
+        assert names["best"] < math.inf and names["patience"] < 2
     if "teacher" in names:
         assert not torch.equal(names["teacher"].weight, names["model"].weight)
 """,
@@ -130,7 +132,7 @@ def check(names):
     if "total" in names:
         assert abs(names["total"]["loss"] - by_hand) < 1e-4 and names["total"]["count"] == 12
     if "best" in names:
-        assert names["best"]["bad"] == 3 and run.steps_done < 300, (names["best"], run.steps_done)
+        assert names["bad"] == 3 and run.steps_done < 300, (names["bad"], run.steps_done)
         assert abs(names["loss"] - by_hand) < 1e-4, (names["loss"], by_hand)
     if "validate" in names:
         assert run.steps_done == 6 and run.means["loss"] > 0
