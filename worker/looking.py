@@ -20,7 +20,7 @@ from ..protocol.errors import PeerError
 from . import advice
 from .assigned import Sources
 from .kept import Difference, Kind, Node, Reach, differences, root_of, variable_of
-from .own_code import loop_frame
+from .own_code import directories, is_own_file, loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
 from .save_calls import is_part
 from .slicing import Slice
@@ -91,6 +91,7 @@ class Looking:
                 name: node
                 for name, node in self._begun.names.items()
                 if name not in self.beside  # made before the loop, although no variable refers to it
+                and "." not in name
                 and (name not in before or self._sources.at_epochs(name) is not None)
             }
             derived = {name for name, node in self.made_at_epochs.items() if node.kind is not Kind.PLAIN}
@@ -284,6 +285,20 @@ class Looking:
     def frame(self, frame: FrameType | None) -> FrameType | None:
         """Return the frame of the function or module that contains the loop. frame: within the loop."""
         return loop_frame(frame, self._code)
+
+    def frames(self, frame: FrameType | None) -> list[tuple[str, FrameType]]:
+        """Return the script's frames from the one of the loop over epochs inwards, each with a prefix for names of its variables,
+        the same on all workers; "" for the first. frame: within the loop.
+        """
+        outer, own = self.frame(frame), directories()
+        inner: list[FrameType] = []
+        while frame is not outer and frame is not None:
+            inner += [frame] if is_own_file(frame.f_code.co_filename, own) else []
+            frame = frame.f_back
+        numbered = enumerate(reversed(inner), 1)
+        return (
+            [] if outer is None else [("", outer), *((f"{n} {each.f_code.co_qualname} ", each) for n, each in numbered)]
+        )
 
     def changed(self, frame: FrameType | None) -> list[Difference]:
         """Return the values that the loop has changed since it began, without the modules' mode. frame: as for `now`."""

@@ -4,7 +4,6 @@ package.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import operator
 import os
@@ -181,15 +180,6 @@ MAIN = ("__main__", "__mp_main__")
 
 _SNAPSHOT_USERS = frozenset({"locals", "vars", "eval", "exec", "dir"})
 _OPTIMIZED = 1  # inspect.CO_OPTIMIZED: the flag of a function's code
-
-
-def bind_variable(frame: FrameType, name: str, value: Any) -> None:
-    """Bind a variable of a function that is running, as a debugger does."""
-    snapshot = frame.f_locals
-    snapshot[name] = value
-    if sys.version_info < (3, 13):  # later, `f_locals` writes to the frame itself (PEP 667)
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
-        variables_in(frame)
 
 
 def variables_in(frame: FrameType) -> dict[str, Any]:

@@ -9,12 +9,12 @@ history of training losses, is left out, too (`slicing.Slice.follows_from_bodies
 named as before (`crosscheck`).
 
 *When.* The values are read where a state is given to a joining worker or a checkpoint is written. They are set where
-the receiver's loop is at the same place: at once, in the pass over the state's epoch, or else where that pass begins.
-Code between epochs that ran before, on a worker that has run it for a state of later, has then no effect.
+the receiver's loop is at the same place: at once, in the pass over the state's epoch, or else where that epoch begins,
+for its code before the batches, and again where the pass begins, since that code may have changed them once more.
 
-*What follows from them.* Code at an epoch's beginning may compute other values from these variables, and call a function
-with them that contains the loop over batches: `train_epoch(model, batches, scale)`. A joining worker has done so with
-variables of its own. So the small values that were bound there, and that bodies have not changed, come with the variables.
+*What follows from them.* Code at an epoch's beginning may change these variables, compute other values from them, and
+call a function with them that contains the loop over batches: `train_epoch(model, batches, scale)`. A joining worker
+has run it with values of later. So the small values that were bound there, and that bodies have not changed, come too.
 
 *How.* A value is set in the variable of the loop's function or module, or in the attribute of an object of the
 script's own. A list, dict, set or array that the script changes in place is filled in place, so that its other names
@@ -26,8 +26,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -35,9 +33,11 @@ import numpy
 import torch
 
 from ..protocol.errors import UserError
+from .body_counters import BodyCounters
+from .frames import Variable, find
 from .kept import Difference, Kind, Reach, differences, variable_of
 from .looking import Looking
-from .own_code import attributes_of, bind_variable, directories, is_own_file, own_modules, variables_in
+from .own_code import variables_in
 from .plain import pack, unpack
 from .state.script_state import of_plain, place_of, plain_tensor, put
 
@@ -45,32 +45,46 @@ VARIABLES = "variables"  # key in the header of a given state
 MOST_BYTES = 64 << 20  # of the tensors of all variables
 _KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GENERATOR, Kind.MODULE})
 _OF_WEIGHTS = "weights"
+_AT_BEGIN = "0 "  # prefix of variables that code at the epoch's beginning has bound
 
 _SMALL = (type(None), bool, int, float, complex, str, bytes, numpy.generic)
 _MOST_ITEMS = 32  # of a container or tensor that follows from variables
 
-Values = Mapping[str, Sequence[Any]]  # by name: whether the value is filled in place, and the packed value
+# By name: whether the value is filled in place, or the increment of a counter in each body; and the packed value.
+Values = Mapping[str, Sequence[Any]]
 
 
 class ScriptVariables:
     """The variables of one script. For the thread that runs the script, which is in the loop."""
 
     def __init__(
-        self, looking: Looking, modules: Callable[[], Sequence[torch.nn.Module]], device: torch.device
+        self,
+        looking: Looking,
+        counters: BodyCounters,
+        modules: Callable[[], Sequence[torch.nn.Module]],
+        device: torch.device,
     ) -> None:
-        """modules: returns the job's, in the same order on each worker. device: where received tensors are allocated that are
+        """counters: variables that bodies change, and that have the same values on all workers between two steps. modules:
+        returns the job's, in the same order on each worker. device: where received tensors are allocated that are
         on an accelerator at the giver.
         """
         self._looking = looking
+        self._counters = counters
         self._modules = modules
         self._device = device
         self._begun: Reach | None = None  # the script's values where the present pass began; None: no pass has begun
         self._of_bodies: set[str] = set()  # variables that have changed within a pass
+        self._counted: set[str] = set()  # of them those that are counters of bodies
         # Variables to carry, each with whether it is filled in place; None: not to be carried, by the source
         self._carried: dict[str, bool | None] = {}
         # Of the variables to carry, and of those of functions between the loops, where the present pass began
         self._texts: dict[str, bytes | None] = {}
         self._coming: tuple[int, Values] | None = None  # values for the pass over this epoch
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Begin the epoch: its code before the batches has the variables of the received state, which it may change."""
+        if self._coming is not None and self._coming[0] <= epoch:
+            self._bind(self._coming[1], self._present_of(self._coming[1]))
 
     def pass_begins(self, epoch: int) -> None:
         """Begin the pass over an epoch's batches, after `Looking.first_batches`."""
@@ -100,20 +114,14 @@ class ScriptVariables:
 
     def _within(self) -> Iterator[tuple[str, Variable]]:
         """Yield the small plain variables that code at the epoch's beginning has bound, and of functions between the loops."""
-        outer, frame, own = self._looking.frame(sys._getframe()), sys._getframe(), directories()
-        frames: list[FrameType] = []
-        while frame is not outer and frame is not None:
-            frames += [frame] if is_own_file(frame.f_code.co_filename, own) else []
-            frame = frame.f_back  # type: ignore[assignment]
-        if outer is None:
-            return
-        for name in self._looking.temporaries:
-            if (variable := find(outer, name)) is not None and _is_small(variable.value):
-                yield f"0 {outer.f_code.co_qualname} {name}", variable
-        for depth, each in enumerate(reversed(frames), 1):
-            for name, value in variables_in(each).items():
+        frames = self._looking.frames(sys._getframe())
+        for name in self._looking.temporaries if frames else ():
+            if (variable := find(frames[0][1], name)) is not None and _is_small(variable.value):
+                yield f"{_AT_BEGIN}{name}", variable
+        for prefix, frame in frames[1:]:
+            for name, value in variables_in(frame).items():
                 if _is_small(value):
-                    yield f"{depth} {each.f_code.co_qualname} {name}", Variable(each, name, value)
+                    yield f"{prefix}{name}", Variable(frame, name, value)
 
     def pass_ends(self) -> None:
         """Take note that the script's code between two epochs begins."""
@@ -132,16 +140,25 @@ class ScriptVariables:
         kept = self._note(self._begun)
         packing = _Packing(self._modules())
         found = [*self._present(), *((name, variable) for name, variable in self._within() if name in kept)]
+        counters = {name: (variable, by) for name, variable, by in self._counters.present()}
+        found += [(name, variable) for name, (variable, _) in counters.items()]
         packed = {name: packing.packed(variable) for name, variable in found}
-        return {name: [self._carried.get(name, False), each] for name, each in packed.items() if each is not None}
+        how = self._carried | {name: by for name, (_, by) in counters.items()}
+        return {name: [how.get(name, False), each] for name, each in packed.items() if each is not None}
 
     def _note(self, begun: Reach) -> set[str]:
         """Note which variables have changed since the pass began; return the others."""
         # a copied dict of the model's own tensors changes with them, and not by a statement of a body
         texts = self._texts_now().items()
         kept = {name for name, text in texts if text is not None and text == self._texts.get(name)}
-        for names in map(_names, differences(begun, self._looking.now(sys._getframe()))):
-            self._of_bodies |= names if kept.isdisjoint(names) else frozenset()
+        counted = {variable.place for _, variable, _ in self._counters.present()}
+        frame = self._looking.frame(sys._getframe())
+        for names in map(_names, differences(begun, self._looking.now(frame))):
+            found = [find(frame, name) for name in names] if frame is not None else []
+            if any(each is not None and each.place in counted for each in found):
+                self._counted.update(names)
+            elif kept.isdisjoint(names):
+                self._of_bodies.update(names)
         return kept
 
     def come(self, epoch: int, values: Values | None, at_once: bool) -> None:
@@ -152,37 +169,57 @@ class ScriptVariables:
             self._set(values)
             self._look()
 
+    def step_passes(self, bodies: int) -> None:
+        """Count the bodies of a step in which this worker has run none, since it has received the state in it."""
+        if self._coming is None:
+            self._counters.step_passes(bodies)
+            return
+        for how, packed in self._coming[1].values():
+            if type(how) is int:
+                packed[0] += how * bodies
+
     def _set(self, values: Values) -> None:
-        """Set the variables; those that this script does not have are left out."""
+        """Set the variables, and what the epoch's beginning has made of them."""
         self._coming = None
-        frame, modules = self._looking.frame(sys._getframe()), self._modules()
+        self._bind(values, self._present_of(values))
+        counters = [(name, variable) for name, variable, _ in self._counters.present()]
+        packing = _Packing(self._modules())
+        within = [(name, variable) for name, variable in (*self._within(), *counters) if name in values]
+        self._bind(values, [each for each in within if packing.packed(each[1]) != values[each[0]][1]])
+        self._looking.look_at_derived(sys._getframe())
+
+    def _present_of(self, values: Values) -> list[tuple[str, Variable]]:
+        """Return those of the loop's variables that this script has."""
+        frame = self._looking.frame(sys._getframe())
+        found = [(name, find(frame, name)) for name in values if " " not in name] if frame is not None else []
+        return [(name, variable) for name, variable in found if variable is not None]
+
+    def _bind(self, values: Values, variables: Sequence[tuple[str, Variable]]) -> None:
+        modules = self._modules()
         weights = [tensor for module in modules for tensor in _tensors(module)]
 
         def tensor_of(content: Any, present: Any) -> torch.Tensor:
             own = weights[content[1]] if content[0] == _OF_WEIGHTS else None
             return own.detach() if own is not None else of_plain(content, self._device)
 
-        for name, (in_place, packed) in values.items():
-            if " " in name or frame is None or (variable := find(frame, name)) is None:
-                continue
-            self._carried.setdefault(name, bool(in_place))
+        for name, variable in variables:
+            how, packed = values[name]
+            in_place = how is True
+            if " " not in name:
+                self._carried.setdefault(name, in_place)
             value = unpack(packed[-1], tensor_of)
             value = value if len(packed) == 1 else _copied(modules[packed[0]], packed[1], value)
             variable.bind(filled(variable.value, value) if in_place else value)
-        packing = _Packing(modules)
-        for name, variable in self._within():
-            if name in values and packing.packed(variable) != values[name][1]:
-                variable.bind(unpack(values[name][1][0], tensor_of))
-        self._looking.look_at_derived(sys._getframe())
 
     def _judge(self, difference: Difference) -> None:
         """Decide whether the variable of a value that has changed since the loop began is to be carried."""
-        name = variable_of(difference.name)
-        if (
-            name not in self._carried
-            and difference.node.kind in _KINDS
-            and self._of_bodies.isdisjoint(_names(difference))
-        ):
+        frame, names = self._looking.frame(sys._getframe()), _names(difference)
+        name = next((each for each in names if frame is not None and find(frame, each) is not None), None)
+        if name is None or difference.node.kind not in _KINDS:
+            return
+        if not self._counted.isdisjoint(names):
+            self._carried[name] = False
+        elif name not in self._carried and self._of_bodies.isdisjoint(names):
             self._carried[name] = self._looking.carried_in_place(difference)
 
 
@@ -197,8 +234,8 @@ def _is_small(value: Any) -> bool:
     return isinstance(value, _SMALL)
 
 
-def _names(difference: Difference) -> frozenset[str]:
-    return frozenset(variable_of(each.name) for each in difference.by_each_name)
+def _names(difference: Difference) -> list[str]:
+    return [variable_of(each.name) for each in difference.by_each_name]
 
 
 class _Packing:
@@ -283,60 +320,6 @@ def _copied(module: torch.nn.Module, modes: Sequence[bool], tensors: Sequence[to
     for each, mode in zip(found.modules(), modes, strict=True):
         each.training = mode
     return found
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A variable of a function or module, or an attribute of an object or class."""
-
-    owner: Any  # a function's frame, a module's dict, an object or a class
-    name: str
-    value: Any
-
-    def bind(self, value: Any) -> None:
-        """Bind the variable to a value, without running code of the script."""
-        owner = self.owner
-        if isinstance(owner, FrameType):
-            bind_variable(owner, self.name, value)
-        elif type(owner) is dict:
-            owner[self.name] = value
-        elif isinstance(owner, type):
-            type.__setattr__(owner, self.name, value)
-        else:
-            object.__setattr__(owner, self.name, value)
-
-
-def find(frame: FrameType, name: str) -> Variable | None:
-    """Return the variable of this name, as a look names it: `best`, `trainer.best`, `Meter.total`, `helpers.best`.
-
-    None if there is none, or its owner is no object with attributes of its own.
-    """
-    root, *attributes = name.split(".")
-    variables = variables_in(frame)
-    if not attributes:
-        if root in variables:
-            return Variable(frame, root, variables[root])
-        return Variable(frame.f_globals, root, frame.f_globals[root]) if root in frame.f_globals else None
-    scope = {**frame.f_globals, **variables}
-    if root in scope:
-        return _attribute(scope[root], attributes)
-    for prefix, module in own_modules(directories(), frame.f_globals).items():
-        if name.startswith(f"{prefix}."):
-            first, *others = name[len(prefix) + 1 :].split(".")
-            if first in module:
-                return _attribute(module[first], others) if others else Variable(module, first, module[first])
-    return None
-
-
-def _attribute(owner: Any, attributes: Sequence[str]) -> Variable | None:
-    for position, name in enumerate(attributes):
-        own = vars(owner) if isinstance(owner, type) else attributes_of(owner, type(owner))
-        if name not in own:
-            return None
-        if position == len(attributes) - 1:
-            return Variable(owner, name, own[name])
-        owner = own[name]
-    return None
 
 
 def filled(present: Any, value: Any) -> Any:

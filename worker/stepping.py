@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from ..protocol.errors import UserError
+from .body_counters import BodyCounters
 from .communication.communicator import Communicator, CommunicatorBroken
 from .comparison import Comparison, Terms
 from .crosscheck import CrossCheck
@@ -90,6 +91,7 @@ class Watch:
     cross_check: CrossCheck
     mutation_guard: MutationGuard
     saves: Saves | None
+    counters: BodyCounters | None = None  # None: the script's variables are not looked at
 
 
 class Stepping:
@@ -121,6 +123,9 @@ class Stepping:
         self._cross_check = watch.cross_check
         self._mutation_guard = watch.mutation_guard
         self._saves = watch.saves
+        # Counters are those of one worker alone if each of its bodies runs once in a step, for one micro-batch.
+        once = len(recipe.updates) == 1 and not recipe.gathers and feed.growing is None
+        self._counters = watch.counters if once else None
         registered = held.parts.registered
         registered.state.device = registered.virtual.device = recipe.device
         self.evaluations = Evaluations.of(held.parts.optimizers, recipe.virtual_workers)
@@ -345,14 +350,30 @@ class Stepping:
         self._batches.clear()
         if self._checked is not None and not self._loader.reads_any:
             self._send_checked(self._checked)
+        counters = self._counting(bodies)
+        if counters is not None:
+            counters.step_begins()
         while self.gathering.number != COUNTS:
             yield from self._rehearse()
-        yield from self._run_bodies(bodies)
+        yield from self._run_bodies(bodies, counters)
         while self.evaluations.goes_on:
             yield from self._run_bodies(bodies)
         self._batches.clear()
         if not bodies:
             self.complete_own_part()
+        if counters is not None:
+            counters.step_ends(
+                self._bodies_before(self._recipe.virtual_workers) if self._held.next_step > self._step else 0
+            )
+
+    def _counting(self, bodies: Sequence[int]) -> BodyCounters | None:
+        """Return the counters of bodies; None if they need no help: these are the bodies of one worker alone, in their order."""
+        needed = self._recipe.backwards or len(bodies) != self._bodies_before(self._recipe.virtual_workers)
+        return self._counters if self._looks_on and needed and not self.evaluations.refuses else None
+
+    def _bodies_before(self, virtual_worker: int) -> int:
+        """Return the number of bodies that one worker alone would run in this step before that of a virtual worker."""
+        return sum(self._sampler.has_samples(self._step, each) for each in range(virtual_worker))
 
     def show(self, step: int) -> Iterator[Any]:
         """Yield one batch for `step`, which other workers have applied, so that the loop assigns the script's names here too.
@@ -373,6 +394,8 @@ class Stepping:
         self.gathering.begin(step)
         self._lanes.show(step, self._lanes.owned(step, held.parts.trained()))
         registered = held.parts.registered.whole()  # a body may change registered values after `optimizer.step()`
+        if self._counters is not None:
+            self._counters.step_begins()
         try:
             yield from self._run_bodies([REHEARSED])
         finally:
@@ -404,7 +427,7 @@ class Stepping:
         self._tell(Evaluated())
         self._communicator.part_begins()
 
-    def _run_bodies(self, bodies: Sequence[int]) -> Iterator[Any]:
+    def _run_bodies(self, bodies: Sequence[int], counters: BodyCounters | None = None) -> Iterator[Any]:
         for done, virtual_worker in enumerate(bodies):
             if self._communicator.aborted:
                 raise CommunicatorBroken("abandoned")
@@ -413,7 +436,11 @@ class Stepping:
             try:
                 self._reading = self.has_run_bodies = True
                 self.body_begins()
+                if counters is not None:
+                    counters.body_begins(self._bodies_before(self._seeded_as(virtual_worker)))
                 yield batch
+                if counters is not None:
+                    counters.body_ends()
             except GeneratorExit:
                 self._left_after(done + (self._current is None), len(bodies))
                 raise
@@ -470,10 +497,14 @@ class Stepping:
         while self._evaluate(part, lambda: None):
             pass
         self._complete(part, take_state)
+        if self._counters is not None and self._held.variables is not None:
+            self._held.variables.step_passes(self._bodies_before(self._recipe.virtual_workers))
 
     def give_up(self, restore_buffers: bool) -> None:
         """Discard everything that the step in progress has computed and, with `restore_buffers`, changed."""
         self._current = None
+        if self._counters is not None:
+            self._counters.step_ends(0)
         if restore_buffers:
             self._buffers.restore()
             self._hyperparameters.restore()

@@ -26,6 +26,7 @@ import torch
 from ..protocol import exits
 from ..protocol.errors import UserError
 from . import advice
+from .body_counters import BodyCounters
 from .code import Code, OtherCode
 from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
@@ -139,6 +140,7 @@ class Trainer:
             batch_size=getattr(feed.sampling, "batch_size", None),
             samplers=frozenset(type(each).__name__ for each in feed.samplers),
         )
+        self._counters = BodyCounters(self._looking) if self._compares else None
         self._remarks = Remarks(self._looking, lambda text: control.tell(Noticed(text)))
         self._cross_check = CrossCheck(
             recipe.virtual_workers,
@@ -163,7 +165,7 @@ class Trainer:
             self._following,
             update,
             feed,
-            Watch(self.comparison, self._cross_check, self._mutation_guard, self.saves),
+            Watch(self.comparison, self._cross_check, self._mutation_guard, self.saves, self._counters),
         )
         self._scan = Scan(recipe.agnostic, recipe.device, control.tell)
         self.stepping.body_begins = self._body_begins
@@ -342,8 +344,9 @@ class Trainer:
             self._looking.is_local = is_local
             self._looking.begin(frame)
             modules = self.held.parts.modules
+            assert self._counters is not None
             self.held.variables = ScriptVariables(
-                self._looking, lambda: [each for _, each in modules], self.recipe.device
+                self._looking, self._counters, lambda: [each for _, each in modules], self.recipe.device
             )
         if self.held.code is not None:
             self.held.code.look()
@@ -379,6 +382,8 @@ class Trainer:
         """Begin `epoch` of the script's loop. Values that a received state has for this epoch take effect."""
         self.held.epoch_begins(epoch)
         self.held.parts.registered.of_epoch.begin(epoch)
+        if self.held.variables is not None and not self._by_host:
+            self.held.variables.epoch_begins(epoch)
         seed_everything(derive_seed(self.recipe.seed, "epoch begins", epoch))
 
     def of_epoch(self, function: Callable[[], Any]) -> Any:

@@ -16,8 +16,8 @@ from tests.worker.ranks import also
 ALONE = [[0, [0]]]
 TWO = [[0, [0, 1]]]
 # One, three, one of them lost in a step that it has missed, two, others; in the middle of epochs and at their edges
-CHANGING = [[0, [0]], [9, [0, 1, 2]], [13, [0, 1, 2], [2]], [16, [1, 2]], [20, [2, 3, 4]], [24, [3, 4]]]
-CASES = ["early_stopping", "objects", *also("of_a_module", "closures", "teachers")]
+CHANGING = [[0, [0]], [4, [0, 1, 2]], [9, [0, 1, 2], [2]], [13, [1, 2]], [16, [2, 3, 4]], [20, [3, 4, 5]]]
+CASES = ["early_stopping", "objects", "counters", *also("of_a_module", "closures", "teachers")]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -201,3 +201,49 @@ def teachers(run: Run) -> list[Any]:
             optimizer.zero_grad()
     run.finish()
     return [model.state_dict()]
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.bodies = 10
+
+
+def counters(run: Run) -> list[Any]:
+    """Counters of bodies: of the function, of the module, of an object, and of a function within, which begins at 0 in each
+    epoch. The loss depends on all of them.
+    """
+    global calls
+    calls = 0
+    model = network()
+    raw = torch.optim.SGD(model.parameters(), lr=0.2)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    counted = Counted()
+    global_step = 0
+
+    def train_some(scale: float) -> int:
+        global calls
+        seen = 0
+        for x, y in batches:
+            calls += 2
+            weight = scale + 0.01 * counted.bodies + 0.001 * calls + 0.1 * (seen % 3)
+            (weight * functional.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            counted.bodies = counted.bodies + 1
+            seen += 1
+        return seen
+
+    for epoch in run.epochs(EPOCHS):
+        if epoch % 2 == 0:
+            global_step += train_some(1.0)
+            continue
+        for x, y in batches:
+            (min(1.0, 0.01 * global_step) * functional.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            global_step += 1
+    run.finish()
+    return [model.state_dict(), [global_step, calls, counted.bodies]]
+
+
+calls = 0

@@ -1,0 +1,130 @@
+"""Variables that count loop bodies, such as `global_step += 1`: each body finds the value that one worker alone would have.
+
+A loop body runs once for each virtual worker, and each worker runs only some of them, so such a variable would count a
+worker's own bodies. One worker alone runs the bodies of a step in the order of their virtual workers. So the value in a
+body follows from that of the step's beginning and from the number of the step's bodies before it, and the value after the
+step from the number of all of them. The variable is set before each body, and after the step.
+
+A counter is found in the source: a statement `x += 1` with a constant, which every body reaches once, and no other
+statement of the loop over batches that changes the variable. What the source does not show, such as a method that
+changes an attribute, is seen at the body's end: a variable with another value is no counter any more.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from types import CodeType
+from typing import NamedTuple
+
+from .assigned import Source
+from .frames import Variable, find
+from .looking import Looking
+from .reachable import carried
+from .syntax import PARSED, called_name, walk
+
+
+class _Counter(NamedTuple):
+    name: str  # of a variable or attribute, in its frame
+    by: int  # increment in each body
+
+
+class BodyCounters:
+    """The counters of one script. For the thread that runs it."""
+
+    def __init__(self, looking: Looking) -> None:
+        self._looking = looking
+        self._begun: dict[str, int] = {}  # values where the step in progress began
+        self._expected: dict[str, int] = {}  # values where the body in progress should end
+        self._others: set[str] = set()  # variables that have turned out to be no counters
+        self._known: frozenset[int] = frozenset()  # ids of objects of which the job carries the attributes
+
+    def present(self) -> Iterator[tuple[str, Variable, int]]:
+        """Yield the counters, with a name that is the same on all workers, and the increment."""
+        for prefix, frame in self._looking.frames(sys._getframe()):
+            for name, by in _counters(frame.f_code, frame.f_lineno):
+                variable = find(frame, name) if f"{prefix}{name}" not in self._others else None
+                if variable is not None and type(variable.value) is int and id(variable.owner) not in self._known:
+                    yield f"{prefix}{name}", variable, by
+
+    def step_begins(self) -> None:
+        """Begin a step, before its first body."""
+        self._known = carried(self._looking.state)
+        self._begun = {name: variable.value for name, variable, _ in self.present()}
+
+    def body_begins(self, before: int) -> None:
+        """Begin a body. before: number of the step's bodies that one worker alone would have run before it."""
+        self._set(before)
+        self._expected = {name: variable.value + by for name, variable, by in self.present()}
+
+    def body_ends(self) -> None:
+        """End a body, when the script asks for the next batch."""
+        found = {name: variable.value for name, variable, _ in self.present()}
+        self._others |= {name for name, value in self._expected.items() if found.get(name) != value}
+
+    def step_ends(self, bodies: int) -> None:
+        """End a step with so many bodies on all workers; 0: it is given up."""
+        self._set(bodies)
+        self._begun = {}
+
+    def step_passes(self, bodies: int) -> None:
+        """Count the bodies of a step in which this worker has run none, since it has received the state."""
+        self.step_begins()
+        self.step_ends(bodies)
+
+    def _set(self, bodies: int) -> None:
+        for name, variable, by in self.present():
+            value = self._begun.get(name)
+            if value is not None and value + by * bodies != variable.value:
+                variable.bind(value + by * bodies)
+
+
+@functools.lru_cache(PARSED)
+def _counters(code: CodeType, line: int) -> tuple[_Counter, ...]:
+    """Return the counters of the loop whose header is on this line of a function or module."""
+    source = Source.read(code.co_filename)
+    loops = [] if source is None else [node for node in walk(source.tree) if isinstance(node, ast.For)]
+    loops = [each for each in loops if each.lineno <= line <= (each.iter.end_lineno or 0)]
+    calls = [each for loop in loops for each in walk(loop.iter) if isinstance(each, ast.Call)]
+    if any(called_name(each) == "epochs" for each in calls):
+        return ()
+    return tuple(_of_loop(loops[-1])) if loops else ()
+
+
+def _of_loop(loop: ast.For) -> Iterator[_Counter]:
+    for statement in _reached(loop.body):
+        match statement:
+            case ast.AugAssign(target=target, op=ast.Add(), value=ast.Constant(value=int(by))):
+                pass
+            case ast.Assign(
+                targets=[target], value=ast.BinOp(left=left, op=ast.Add(), right=ast.Constant(value=int(by)))
+            ) if ast.unparse(left) == ast.unparse(target):
+                pass
+            case _:
+                continue
+        if _is_path(target) and not isinstance(by, bool) and _changes(loop, ast.unparse(target)) == 1:
+            yield _Counter(ast.unparse(target), by)
+
+
+def _reached(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that each pass through the body reaches."""
+    for statement in body:
+        if isinstance(statement, ast.With):
+            yield from _reached(statement.body)
+        else:
+            yield statement
+        if any(isinstance(each, ast.Continue | ast.Break | ast.Return) for each in walk(statement)):
+            return
+
+
+def _is_path(node: ast.expr) -> bool:
+    """Return whether the expression is a variable, or an attribute that is reached from one."""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_path(node.value))
+
+
+def _changes(loop: ast.For, name: str) -> int:
+    """Return the number of places in a loop that bind this variable or attribute."""
+    nodes = [each for each in walk(loop) if isinstance(each, ast.Name | ast.Attribute)]
+    return sum(not isinstance(each.ctx, ast.Load) and ast.unparse(each) == name for each in nodes)

@@ -1,0 +1,80 @@
+"""Variables of a running script, found by the names that a look gives them, and bound without running code of the script."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from .own_code import attributes_of, directories, own_modules, variables_in
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of a function or module, or an attribute of an object or class."""
+
+    owner: Any  # a function's frame, a module's dict, an object or a class
+    name: str
+    value: Any
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """A key that two descriptions of one variable have in common."""
+        return id(self.owner), self.name
+
+    def bind(self, value: Any) -> None:
+        """Bind the variable to a value, without running code of the script."""
+        owner = self.owner
+        if isinstance(owner, FrameType):
+            _bind_in_function(owner, self.name, value)
+        elif type(owner) is dict:
+            owner[self.name] = value
+        elif isinstance(owner, type):
+            type.__setattr__(owner, self.name, value)
+        else:
+            object.__setattr__(owner, self.name, value)
+
+
+def find(frame: FrameType, name: str) -> Variable | None:
+    """Return the variable of this name, as a look names it: `best`, `trainer.best`, `Meter.total`, `helpers.best`.
+
+    None if there is none, or its owner is no object with attributes of its own.
+    """
+    root, *attributes = name.split(".")
+    variables = variables_in(frame)
+    if not attributes:
+        if root in variables:
+            return Variable(frame, root, variables[root])
+        return Variable(frame.f_globals, root, frame.f_globals[root]) if root in frame.f_globals else None
+    scope = {**frame.f_globals, **variables}
+    if root in scope:
+        return _attribute(scope[root], attributes)
+    for prefix, module in own_modules(directories(), frame.f_globals).items():
+        if name.startswith(f"{prefix}."):
+            first, *others = name[len(prefix) + 1 :].split(".")
+            if first in module:
+                return _attribute(module[first], others) if others else Variable(module, first, module[first])
+    return None
+
+
+def _attribute(owner: Any, attributes: Sequence[str]) -> Variable | None:
+    for position, name in enumerate(attributes):
+        own = vars(owner) if isinstance(owner, type) else attributes_of(owner, type(owner))
+        if name not in own:
+            return None
+        if position == len(attributes) - 1:
+            return Variable(owner, name, own[name])
+        owner = own[name]
+    return None
+
+
+def _bind_in_function(frame: FrameType, name: str, value: Any) -> None:
+    """Bind a variable of a function that is running, as a debugger does."""
+    snapshot = frame.f_locals
+    snapshot[name] = value
+    if sys.version_info < (3, 13):  # later, `f_locals` writes to the frame itself (PEP 667)
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        variables_in(frame)
