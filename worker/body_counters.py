@@ -26,7 +26,9 @@ from .reachable import carried
 from .syntax import PARSED, called_name, walk
 
 
-class _Counter(NamedTuple):
+class Counter(NamedTuple):
+    """A variable that each body increments once."""
+
     name: str  # of a variable or attribute, in its frame
     by: int  # increment in each body
 
@@ -82,7 +84,7 @@ class BodyCounters:
 
 
 @functools.lru_cache(PARSED)
-def _counters(code: CodeType, line: int) -> tuple[_Counter, ...]:
+def _counters(code: CodeType, line: int) -> tuple[Counter, ...]:
     """Return the counters of the loop whose header is on this line of a function or module."""
     source = Source.read(code.co_filename)
     loops = [] if source is None else [node for node in walk(source.tree) if isinstance(node, ast.For)]
@@ -90,10 +92,11 @@ def _counters(code: CodeType, line: int) -> tuple[_Counter, ...]:
     calls = [each for loop in loops for each in walk(loop.iter) if isinstance(each, ast.Call)]
     if any(called_name(each) == "epochs" for each in calls):
         return ()
-    return tuple(_of_loop(loops[-1])) if loops else ()
+    return tuple(counters_in(loops[-1])) if loops else ()
 
 
-def _of_loop(loop: ast.For) -> Iterator[_Counter]:
+def counters_in(loop: ast.For) -> Iterator[Counter]:
+    """Yield the counters that the source of a loop over batches shows."""
     for statement in _reached(loop.body):
         match statement:
             case ast.AugAssign(target=target, op=ast.Add(), value=ast.Constant(value=int(by))):
@@ -105,7 +108,7 @@ def _of_loop(loop: ast.For) -> Iterator[_Counter]:
             case _:
                 continue
         if _is_path(target) and not isinstance(by, bool) and _changes(loop, ast.unparse(target)) == 1:
-            yield _Counter(ast.unparse(target), by)
+            yield Counter(ast.unparse(target), by)
 
 
 def _reached(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

@@ -99,9 +99,11 @@ def counter(run: Run) -> list[Any]:
     global_step = 0
     for _ in run.epochs(EPOCHS):
         for x, y in batches:
-            (functional.cross_entropy(model(x), y) * min(1.0, global_step / 60)).backward()
+            loss = functional.cross_entropy(model(x), y) * min(1.0, global_step / 60)
+            loss.backward()
             optimizer.step()
-            global_step += 1
+            if loss.isfinite():
+                global_step += 1
     return ended(run, model)
 
 
@@ -112,9 +114,11 @@ def loss_from_a_step_on(run: Run) -> list[Any]:
     for _ in run.epochs(EPOCHS):
         for x, y in batches:
             weight = 0.0 if global_step < 10_000 else 1.0
-            (functional.cross_entropy(model(x), y) + weight * model(x).square().mean()).backward()
+            loss = functional.cross_entropy(model(x), y) + weight * model(x).square().mean()
+            loss.backward()
             optimizer.step()
-            global_step += 1
+            if loss.isfinite():
+                global_step += 1
     return ended(run, model)
 
 
@@ -348,9 +352,11 @@ def rate_from_a_counter(run: Run) -> list[Any]:
     for _ in run.epochs(EPOCHS):
         for x, y in batches:
             optimizer.param_groups[0]["lr"] = 0.05 / (1 + batches_seen // 4)
-            functional.cross_entropy(model(x), y).backward()
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
             optimizer.step()
-            batches_seen += 1
+            if loss.isfinite():
+                batches_seen += 1
     return ended(run, model)
 
 
@@ -389,10 +395,9 @@ def teacher_and_counter(run: Run) -> list[Any]:
     model, optimizer, batches = prepared(run)
     seen = 0
     for _ in run.epochs(EPOCHS):
-        teacher = copy.deepcopy(model).eval()
+        teacher = frozen(model)
         for x, y in batches:
-            with torch.no_grad():
-                target = teacher(x).softmax(-1)
+            target = teacher(x)
             functional.cross_entropy(model(x), 0.5 * (target + functional.one_hot(y, 3))).backward()
             optimizer.step()
             seen += len(x)

@@ -166,18 +166,19 @@ def test_an_elastic_script_ends_with_the_same_bits_and_writes_nothing(desk: Desk
 
 @pytest.mark.cluster
 def test_a_counter_that_the_training_reads_is_named_with_its_line_and_what_to_write(desk: Desk) -> None:
-    source = script(prepared="global_step = 0", body="global_step += 1", x="x * min(1.0, 0.5 + 0.01 * global_step)")
+    counting = "if len(x) > 0: global_step += 1"
+    source = script(prepared="global_step = 0", body=counting, x="x * min(1.0, 0.5 + 0.01 * global_step)")
     found = desk.verdict(source)
     assert found["verdict"] == "differs"
     named = [each for each in found["findings"] if each["name"]]
     assert {each["name"] for each in named} == {"global_step"}
-    assert {each["line"] for each in named} == {line_of(source, "global_step += 1")}
+    assert {each["line"] for each in named} == {line_of(source, counting)}
     assert "run.state(global_step=0)" in named[0]["remedy"]
 
 
 @pytest.mark.cluster
 def test_a_counter_that_only_a_log_reads_is_no_difference(desk: Desk) -> None:
-    found = desk.verdict(script(prepared="seen = 0", end="seen += 1; print(seen)"))
+    found = desk.verdict(script(prepared="seen = 0", end="seen += len(x); print(seen)"))
     assert found["verdict"] == "same bits"
     assert [each["name"] for each in found["without_effect"]] == ["seen"]
 
@@ -208,10 +209,17 @@ def test_a_counter_of_loop_bodies_that_decides_about_a_save_is_named(desk: Desk)
 
 @pytest.mark.cluster
 def test_a_switch_at_an_epoch_is_found_at_its_edge(desk: Desk) -> None:
-    source = script(prepared="scale = 1.0", epoch="if epoch == 1: scale = 0.5", x="x * scale")
+    local = "import collections; scale = collections.namedtuple('of_no_module', 'by')(1.0)"
+    source = script(prepared=local, epoch="if epoch == 1: scale = scale._replace(by=0.5)", x="x * scale.by")
     found = desk.verdict(source)
     assert found["verdict"] == "differs"
-    assert "scale" in {each["name"] for each in found["findings"]}
+    assert {each["name"].partition("[")[0] for each in found["findings"]} == {"scale"}
+
+
+@pytest.mark.cluster
+def test_a_switch_at_an_epoch_and_a_counter_of_bodies_come_to_new_workers(desk: Desk) -> None:
+    switch = {"prepared": "scale, step = 1.0, 0", "epoch": "if epoch == 1: scale = 0.5", "x": "x * scale + 0.01 * step"}
+    assert desk.verdict(script(**switch, body="step += 1"))["verdict"] == "same bits"
 
 
 @pytest.mark.cluster

@@ -1,0 +1,51 @@
+"""Variables that count loop bodies, as the source of a loop shows them. Their values: `test_script_variables`."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from elasticd.worker.body_counters import counters_in
+
+
+def counters(body: str) -> list[tuple[str, int]]:
+    loop = ast.parse("for x, y in batches:\n" + "".join(f"    {line}\n" for line in body.splitlines())).body[0]
+    assert isinstance(loop, ast.For)
+    return [tuple(each) for each in counters_in(loop)]
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("n += 1", [("n", 1)]),
+        ("optimizer.step()\nn = n + 2", [("n", 2)]),
+        ("self.steps += 1\nif self.steps % 100 == 0:\n    log(self.steps)", [("self.steps", 1)]),
+        ("with autocast():\n    loss = f(x)\n    n += 1", [("n", 1)]),
+        ("n += 1\nif bad(x):\n    continue\nm += 1", [("n", 1)]),
+    ],
+)
+def test_a_statement_that_each_body_reaches_counts_bodies(body: str, found: list[tuple[str, int]]) -> None:
+    assert counters(body) == found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if good(x):\n    n += 1",
+        "for z in x:\n    n += 1",
+        "try:\n    n += 1\nexcept ValueError:\n    pass",
+        "n += 1\nif late(x):\n    n = 0",
+        "n += 1\nn += 1",
+        "n += len(x)",
+        "n += 0.5",
+        "n += True",
+        "n -= 1",
+        "n = 1 + m",
+        "counts['a'] += 1",
+        "counts[0].n += 1",
+        "def more():\n    n += 1",
+    ],
+)
+def test_other_changes_do_not(body: str) -> None:
+    assert counters(body) == []
