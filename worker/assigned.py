@@ -22,7 +22,7 @@ from typing import NamedTuple
 from . import logged
 from .kept import is_function_type, path_of_function
 from .own_code import directories, own_modules
-from .save_calls import saved_names
+from .save_calls import names_place, saved_names
 from .syntax import PARSED, called_name, children, imports, mutates, parse, read_names, walk
 
 LONGEST = 60  # characters of an expression in a message
@@ -242,6 +242,11 @@ class Sources:
     def is_changed_in_body(self, name: str, owners: Sequence[str] = ()) -> bool:
         """Return whether a line of the loop over batches changes this name."""
         return any(self._is_in_body(*each) for each in self._changes(name, owners))
+
+    def is_of_place(self, name: str, owners: Sequence[str] = ()) -> bool:
+        """Return whether a value that is bound to this name depends directly on the worker's place: `main = run.is_leader`."""
+        values = [change.value for _, change in self._changes(name, owners) if change.value is not None]
+        return any(names_place(ast.unparse(each)) for each in values)
 
     def is_rebound(self, name: str, owners: Sequence[str] = ()) -> bool:
         """Return whether the loop, or a function that it calls, binds this name to another value: `best = accuracy`."""

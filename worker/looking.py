@@ -22,7 +22,7 @@ from .assigned import Sources
 from .kept import Difference, Kind, Node, Reach, differences, root_of, variable_of
 from .own_code import directories, is_own_file, loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
-from .save_calls import is_part
+from .save_calls import is_part, names_place
 from .slicing import Slice
 from .state.training_state import TrainingState
 
@@ -286,6 +286,11 @@ class Looking:
         """Return the frame of the function or module that contains the loop. frame: within the loop."""
         return loop_frame(frame, self._code)
 
+    def is_own(self, name: str, owners: Sequence[str] = ()) -> bool:
+        """Return whether each worker has a value of its own under this name: a time, its place, or one of `run.local`."""
+        of_place = names_place(name) or self._sources.is_of_place(name, owners)
+        return of_place or self.is_local(name) or self._sources.is_time(name)
+
     def frames(self, frame: FrameType | None) -> list[tuple[str, FrameType]]:
         """Return the script's frames from the one of the loop over epochs inwards, each with a prefix for names of its variables,
         the same on all workers; "" for the first. frame: within the loop.
@@ -311,12 +316,14 @@ class Looking:
 
     def carried_in_place(self, difference: Difference) -> bool | None:
         """Return whether the variable of a value that changed between two passes is changed in place, rather than bound
-        anew. None: its value is not to be carried, since it is the dataset's or a sampler's, or follows by the source from what
-        each worker's bodies have computed.
+        anew. None: its value is not to be carried, since it is each worker's own, the dataset's or a sampler's, or follows by
+        the source from what each worker's bodies have computed.
         """
         every = [(variable_of(each.name), each.owners) for each in difference.by_each_name]
         names = [(name, owners[: name.count(".")]) for name, owners in every]
         if any(map(_is_of_data, difference.by_each_name)) or any(root_of(name) in self.beside for name, _ in names):
+            return None
+        if any(self.is_own(name, owners) for name, owners in names):
             return None
         if any(not self.samplers.isdisjoint(owners) for _, owners in every):
             return None

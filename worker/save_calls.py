@@ -99,11 +99,16 @@ def _is_not(test: ast.expr) -> bool:
     return False
 
 
+def names_place(text: str) -> bool:
+    """Return whether an expression or a name refers to a worker's place: `run.is_leader`, `rank`, `is_main_process`."""
+    return _LEADER.search(text) is not None
+
+
 def _names_leader(tree: ast.Module, test: ast.expr) -> bool:
     """Return whether a condition, or the value of a variable in it, names a leader."""
-    if _LEADER.search(ast.unparse(test)):
+    if names_place(ast.unparse(test)):
         return True
-    return any(_LEADER.search(ast.unparse(value)) for name in _truths(test) for value in _assigned(tree).get(name, ()))
+    return any(names_place(ast.unparse(value)) for name in _truths(test) for value in _assigned(tree).get(name, ()))
 
 
 @functools.lru_cache(PARSED)

@@ -13,8 +13,9 @@ the receiver's loop is at the same place: at once, in the pass over the state's 
 for its code before the batches, and again where the pass begins, since that code may have changed them once more.
 
 *What follows from them.* Code at an epoch's beginning may change these variables, compute other values from them, and
-call a function with them that contains the loop over batches: `train_epoch(model, batches, scale)`. A joining worker
-has run it with values of later. So the small values that were bound there, and that bodies have not changed, come too.
+call a function with them that contains the loop over batches: `train_epoch(model, batches, scale)`. If it has changed
+some on a joining worker, which began with their later values, then the small values that were bound there, and that
+bodies have not changed, come too. A time, and what differs by the worker's place (`is_leader`, `rank`), never come.
 
 *How.* A value is set in the variable of the loop's function or module, or in the attribute of an object of the
 script's own. A list, dict, set or array that the script changes in place is filled in place, so that its other names
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +34,7 @@ import msgspec
 import numpy
 import torch
 
-from ..protocol.errors import UserError
+from ..protocol.errors import PeerError, UserError
 from .body_counters import BodyCounters
 from .frames import Variable, find
 from .kept import Difference, Kind, Reach, differences, variable_of
@@ -43,6 +45,8 @@ from .state.script_state import of_plain, place_of, plain_tensor, put
 
 VARIABLES = "variables"  # key in the header of a given state
 MOST_BYTES = 64 << 20  # of the tensors of all variables
+PASSES = 3  # that are looked at whatever it costs; later ones if the time since the last look is `SHARE_OF_EPOCH` looks
+SHARE_OF_EPOCH = 20
 _KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GENERATOR, Kind.MODULE})
 _OF_WEIGHTS = "weights"
 _AT_BEGIN = "0 "  # prefix of variables that code at the epoch's beginning has bound
@@ -72,7 +76,10 @@ class ScriptVariables:
         self._counters = counters
         self._modules = modules
         self._device = device
-        self._begun: Reach | None = None  # the script's values where the present pass began; None: no pass has begun
+        self._in_pass = False
+        self._begun: Reach | None = None  # the script's values where the present pass began; None: not looked at
+        self._passes = 0
+        self._looked_at_s, self._look_took_s = 0.0, 0.0
         self._of_bodies: set[str] = set()  # variables that have changed within a pass
         self._counted: set[str] = set()  # of them those that are counters of bodies
         # Variables to carry, each with whether it is filled in place; None: not to be carried, by the source
@@ -90,15 +97,22 @@ class ScriptVariables:
         """Begin the pass over an epoch's batches, after `Looking.first_batches`."""
         if self._coming is not None and self._coming[0] <= epoch:
             self._set(self._coming[1])
-        self._look()
-
-    def _look(self) -> None:
-        """Remember the values before loop bodies run."""
-        self._begun = self._looking.now(sys._getframe())
-        made = [Difference(name, node, node) for name, node in self._looking.made_at_epochs.items()]
-        for each in (*self._looking.since_begin(self._begun), *made):
-            self._judge(each)
+        self._in_pass, self._begun = True, None
+        self._passes += 1
+        if self._passes <= PASSES or time.monotonic() - self._looked_at_s >= SHARE_OF_EPOCH * self._look_took_s:
+            self._begun = self._look()
         self._texts = self._texts_now()
+
+    def _look(self) -> Reach:
+        """Look which variables have changed since the loop began. Returns the look."""
+        began_s = time.monotonic()
+        now = self._looking.now(sys._getframe())
+        made = [Difference(name, node, node) for name, node in self._looking.made_at_epochs.items()]
+        for each in (*self._looking.since_begin(now), *made):
+            self._judge(each)
+        self._looked_at_s = time.monotonic()
+        self._look_took_s = self._looked_at_s - began_s
+        return now
 
     def _texts_now(self) -> dict[str, bytes | None]:
         packing = _Packing(self._modules())
@@ -115,29 +129,33 @@ class ScriptVariables:
     def _within(self) -> Iterator[tuple[str, Variable]]:
         """Yield the small plain variables that code at the epoch's beginning has bound, and of functions between the loops."""
         frames = self._looking.frames(sys._getframe())
-        for name in self._looking.temporaries if frames else ():
-            if (variable := find(frames[0][1], name)) is not None and _is_small(variable.value):
-                yield f"{_AT_BEGIN}{name}", variable
+        outer = [(name, find(frames[0][1], name)) for name in self._looking.temporaries] if frames else []
+        found = [(f"{_AT_BEGIN}{name}", variable) for name, variable in outer if variable is not None]
         for prefix, frame in frames[1:]:
-            for name, value in variables_in(frame).items():
-                if _is_small(value):
-                    yield f"{prefix}{name}", Variable(frame, name, value)
+            found += [(prefix + name, Variable(frame, name, value)) for name, value in variables_in(frame).items()]
+        for name, variable in found:
+            if _is_small(variable.value) and not self._looking.is_own(variable.name):
+                yield name, variable
 
     def pass_ends(self) -> None:
         """Take note that the script's code between two epochs begins."""
-        self._begun = None
+        self._in_pass, self._begun = False, None
 
     def loop_ends(self) -> None:
         """Take note that the loop has ended, also without a pass after a checkpoint was loaded."""
         if self._coming is not None:
             self._set(self._coming[1])
-        self._begun = None
+        self.pass_ends()
 
-    def give(self) -> Values | None:
-        """Return the present values as plain data; None outside a pass over the batches."""
-        if self._begun is None:
+    def give(self, looks: bool) -> Values | None:
+        """Return the present values as plain data; None outside a pass over the batches. looks: also of variables that
+        have changed since the last look.
+        """
+        if not self._in_pass:
             return None
-        kept = self._note(self._begun)
+        kept = self._note()
+        if looks and self._begun is None:
+            self._look()
         packing = _Packing(self._modules())
         found = [*self._present(), *((name, variable) for name, variable in self._within() if name in kept)]
         counters = {name: (variable, by) for name, variable, by in self._counters.present()}
@@ -146,14 +164,15 @@ class ScriptVariables:
         how = self._carried | {name: by for name, (_, by) in counters.items()}
         return {name: [how.get(name, False), each] for name, each in packed.items() if each is not None}
 
-    def _note(self, begun: Reach) -> set[str]:
-        """Note which variables have changed since the pass began; return the others."""
+    def _note(self) -> set[str]:
+        """Note which variables have changed since the pass began, if it was looked at; return the unchanged ones."""
         # a copied dict of the model's own tensors changes with them, and not by a statement of a body
         texts = self._texts_now().items()
         kept = {name for name, text in texts if text is not None and text == self._texts.get(name)}
         counted = {variable.place for _, variable, _ in self._counters.present()}
         frame = self._looking.frame(sys._getframe())
-        for names in map(_names, differences(begun, self._looking.now(frame))):
+        changed = [] if self._begun is None else differences(self._begun, self._looking.now(frame))
+        for names in map(_names, changed):
             found = [find(frame, name) for name in names] if frame is not None else []
             if any(each is not None and each.place in counted for each in found):
                 self._counted.update(names)
@@ -164,10 +183,10 @@ class ScriptVariables:
     def come(self, epoch: int, values: Values | None, at_once: bool) -> None:
         """Take over the values of a received state of this epoch. at_once: the script is in the pass over it."""
         self._coming = None if values is None else (epoch, values)
-        if values is not None and at_once and self._begun is not None:
-            self._note(self._begun)
+        if values is not None and at_once and self._in_pass:
+            self._note()
             self._set(values)
-            self._look()
+            self._begun, self._texts = self._look(), self._texts_now()
 
     def step_passes(self, bodies: int) -> None:
         """Count the bodies of a step in which this worker has run none, since it has received the state in it."""
@@ -179,13 +198,15 @@ class ScriptVariables:
                 packed[0] += how * bodies
 
     def _set(self, values: Values) -> None:
-        """Set the variables, and what the epoch's beginning has made of them."""
+        """Set the variables; where code at the epoch's beginning has changed some, also what it has made of them."""
         self._coming = None
-        self._bind(values, self._present_of(values))
-        counters = [(name, variable) for name, variable, _ in self._counters.present()]
-        packing = _Packing(self._modules())
-        within = [(name, variable) for name, variable in (*self._within(), *counters) if name in values]
-        self._bind(values, [each for each in within if packing.packed(each[1]) != values[each[0]][1]])
+        packing, present = _Packing(self._modules()), self._present_of(values)
+        stale = any(packing.packed(variable) != values[name][1] for name, variable in present)
+        self._bind(values, present)
+        within = [*(self._within() if stale else ()), *((name, each) for name, each, _ in self._counters.present())]
+        self._bind(
+            values, [each for each in within if each[0] in values and packing.packed(each[1]) != values[each[0]][1]]
+        )
         self._looking.look_at_derived(sys._getframe())
 
     def _present_of(self, values: Values) -> list[tuple[str, Variable]]:
@@ -207,7 +228,10 @@ class ScriptVariables:
             in_place = how is True
             if " " not in name:
                 self._carried.setdefault(name, in_place)
-            value = unpack(packed[-1], tensor_of)
+            try:
+                value = unpack(packed[-1], tensor_of)
+            except PeerError:  # a class that other code had (`submit --resume --with-new-code`)
+                continue
             value = value if len(packed) == 1 else _copied(modules[packed[0]], packed[1], value)
             variable.bind(filled(variable.value, value) if in_place else value)
 

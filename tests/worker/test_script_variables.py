@@ -42,6 +42,12 @@ def test_a_job_that_goes_on_from_a_checkpoint_has_the_variables_of_that_time(
     assert set(ranks.train(f"variable_cases.{case}", again, checkpoints=str(tmp_path)).states) == {expected}
 
 
+def test_a_flag_of_the_leader_is_each_workers_own(ranks: Any, tmp_path: Path) -> None:
+    (expected,) = ranks.outcome("variable_cases.flags", ALONE).states
+    grown = ranks.train("variable_cases.flags", [[0, [0]], [9, [0, 1, 2]]], checkpoints=str(tmp_path))
+    assert set(grown.states) == {expected}
+
+
 class _Slots:
     __slots__ = ("count",)
 

@@ -247,3 +247,19 @@ def counters(run: Run) -> list[Any]:
 
 
 calls = 0
+
+
+def flags(run: Run) -> list[Any]:
+    """A flag of the leader, made at each epoch's beginning, beside a variable that changes there."""
+    model = network()
+    raw = torch.optim.SGD(model.parameters(), lr=0.2)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    weight, verbose = 1.0, False
+    for _ in run.epochs(EPOCHS):
+        weight *= 1.1
+        first = run.rank == 0
+        verbose = run.is_leader
+        train_epoch(model, optimizer, batches, weight)
+        assert first is verbose is run.is_leader, "the timetable has one leader"
+    run.finish()
+    return [model.state_dict(), [weight]]

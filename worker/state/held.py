@@ -235,11 +235,11 @@ class HeldState:
     def to_give(self, header: dict[str, Any]) -> dict[str, Any]:
         """Return this header for another worker, with values beside the state that workers do not compare."""
         code = {} if self.code is None else {"code": self.code.description()}
-        return {**header, **code, **({} if VARIABLES in header else self._variables())}
+        return {**header, **code, **({} if VARIABLES in header else self._variables(looks=True))}
 
-    def _variables(self) -> dict[str, Any]:
-        """Return the script's variables for a header, as they are now."""
-        given = None if self.variables is None else self.variables.give()
+    def _variables(self, looks: bool) -> dict[str, Any]:
+        """Return the script's variables for a header, as they are now. looks: as in `ScriptVariables.give`."""
+        given = None if self.variables is None else self.variables.give(looks)
         return {} if given is None else {VARIABLES: given}
 
     def save(self, save: SaveCheckpoint) -> None:
@@ -280,7 +280,7 @@ class HeldState:
         """Begin the script's code between two steps. after_step: the code is a function of `run.every`."""
         header = self.header({}) if self._writer is not None and interruptible else None
         if header is not None and not after_step:
-            header.update(self._variables())
+            header.update(self._variables(looks=False))
         if self.variables is not None and not after_step:
             self.variables.pass_ends()
         self.interlude = Interlude(header, self.parts.tensors() if header else [], after_step)
