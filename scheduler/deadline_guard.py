@@ -1,13 +1,14 @@
 """Deadlines beside any policy that may change shares at any time: promised jobs get the GPUs that they need.
 
 A promised job gets the GPUs of its plan for now, and the policy divides the rest among the jobs without promises. GPUs
-that these cannot use go to the promised jobs, also divided by the policy (`divide`). More GPUs than the plan never do
+that these cannot use go to the promised jobs, also divided by the policy (`sharing`). More GPUs than the plan never do
 harm: a job that is ahead of its plan needs less later (ElasticFlow 4.2). So jobs without deadlines end as soon as the
 promises allow, and a promised job ends by its deadline (ElasticFlow 4.4). A promised job also waits while that costs
 nothing (`postponing`).
 
-Quotas or the policy may nevertheless leave a promised job less than its plan. Then other jobs give back the missing
-GPUs: the job that loses least by it first, and no job falls below its minimum as long as that is enough (`keep`).
+Where the policy divides GPUs among promised jobs, it may leave one of them less than its plan. Then the others give back
+the missing GPUs: the job that loses least by it first, and none falls below its minimum as long as that is enough
+(`raised`).
 
 A job with a breaking promise comes next, with as many GPUs as it can use. A deadline that is not promised takes nothing
 from others: a job with an unknown throughput or length, or one that is being measured, gets the share of a job without
@@ -18,13 +19,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..protocol.model import JobId
-from .arrays import Bools, Ints
+from .arrays import Ints
 from .deadlines.pool_assignment import PoolCommitments, settled, soft_among
 from .deadlines.pools import Pool
 from .deadlines.postponing import latest_start_s, postponed
@@ -32,12 +33,9 @@ from .deadlines.promises import Plan, Promise, in_order
 from .deadlines.table import Busy as Busy
 from .deadlines.table import DeadlineTerms, due, schedules, situations, soft_choices
 from .manual import shares_by_hand
-from .policies.base import Shares, no_shares, waits_for
 from .schedule import Schedule
 from .sets import union
-from .view import UNKNOWN_S, ClusterView, JobTable, Reason, Schedules
-
-Ask = Callable[[JobTable, int], Shares]  # returns the policy's shares of these jobs alone, for so many GPUs
+from .view import UNKNOWN_S, ClusterView, Gpus, JobTable, Schedules
 
 
 @dataclass(frozen=True)
@@ -59,18 +57,16 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Needs:
-    """GPUs that promises need now, by row.
+    """GPUs that promises need now.
 
-    `least`: how many GPUs a job must have at least; -1: it has no known promise. `exact`: the job has no spare time for
-    a change, and gets no more than `least`.
+    `least`: by row, how many GPUs a job must have at least, if any. `homes`: by row, the GPUs of the type on which the
+    promise is planned, of all jobs with a known promise. `stay`: rows without spare time for a change: they get no more
+    than `least`.
     """
 
-    least: Ints
-    exact: Bools
-
-    def cut(self, rows: Ints) -> Needs:
-        """Return the needs of these rows alone."""
-        return Needs(self.least[rows], self.exact[rows])
+    least: Mapping[int, int]
+    homes: Mapping[int, Gpus]
+    stay: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -94,14 +90,16 @@ class Foreseen:
     these: PoolCommitments = field(kw_only=True)
     homes: Mapping[int, int] = field(default_factory=dict)
 
-    def needs(self, rows: int) -> Needs:
-        """Return the needs of a view with so many rows."""
-        found = Needs(np.full(rows, -1), np.zeros(rows, dtype=bool))
-        for row in (*self.plan.found, *(one.key for one in self.plan.broken)):
-            if row < rows:
-                found.least[row] = self.least.get(row, 0)
-                found.exact[row] = row in self.plan.found and not self.plan.found[row].spare
-        return found
+    def needs(self, view: ClusterView) -> Needs:
+        """Return the needs of the rows in view."""
+        found, rows = self.plan.found, {*self.plan.found, *(one.key for one in self.plan.broken)}
+        rows = {row for row in rows if row < len(view.jobs)}
+        everything = (1 << view.total_gpus) - 1
+        return Needs(
+            least={row: gpus for row in sorted(rows) if (gpus := self.least.get(row, 0))},
+            homes={row: self.these.pools[self.homes[row]].gpus & everything for row in sorted(rows)},
+            stay=frozenset(row for row in rows if row in found and not found[row].spare),
+        )
 
     def starts_s(self, row: int) -> float:
         """Return the latest time at which a job of the plan without GPUs gets some (Unix time); inf if that is not
@@ -117,10 +115,9 @@ class Foreseen:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept(Foreseen):
-    """The shares after promises are applied. `shares`: by row. `lowered`: rows that got less than the policy gave."""
+    """The shares after promises are applied, by row."""
 
     shares: Ints
-    lowered: frozenset[int]
 
 
 def has_any(view: ClusterView, deadlines: Deadlines) -> bool:
@@ -193,56 +190,6 @@ def _useful(view: ClusterView, others: Collection[int], pool: Pool | None) -> in
     return int(most.sum())
 
 
-def divide(jobs: JobTable, needs: Needs, gpus: int, ask: Ask) -> Shares:
-    """Return the shares of some jobs: first of jobs without promises, from the GPUs that the others do not need; then
-    of promised jobs, from all that is left."""
-    bound = needs.least >= 0
-    if not bound.any() or (bound.all() and not needs.exact.any()):
-        return _asked(jobs, gpus, gpus, ask)
-    given = no_shares(jobs)
-    given[needs.exact] = needs.least[needs.exact]
-    told: dict[int, tuple[Shares, int]] = {}  # by row: the answer with its reason, and the row there
-    others, able = np.flatnonzero(~bound), np.flatnonzero(bound & ~needs.exact)
-    review_s = math.inf
-    for rows, kept in ((others, int(needs.least[able].sum())), (able, 0)):
-        left = max(0, gpus - int(given.sum()))
-        found = _asked(jobs.cut(rows), max(0, left - kept), gpus, ask)
-        least = {at: need for at, need in enumerate(needs.least[rows].tolist()) if need > 0}
-        given[rows] = raised(jobs.cut(rows), found.gpus, least, left)[0]
-        told |= {row: (found, at) for at, row in enumerate(rows.tolist())}
-        review_s = min(review_s, found.review_s)
-
-    def why(row: int) -> Reason | None:
-        found, at = told.get(row, (None, 0))
-        return found.why(at) if found is not None else None
-
-    return Shares(given, why, review_s)
-
-
-def _asked(jobs: JobTable, gpus: int, of: int, ask: Ask) -> Shares:
-    """Return the policy's shares for `gpus` of the `of` present GPUs. Jobs with a larger minimum get none."""
-    able = np.flatnonzero(jobs.min_gpus <= gpus)
-    if len(able) == len(jobs) > 0:
-        return ask(jobs, gpus)
-    given = no_shares(jobs)
-    told = ask(jobs.cut(able), gpus) if len(able) else Shares(no_shares(jobs)[able], lambda _: None)
-    given[able] = told.gpus
-    place = {row: at for at, row in enumerate(able.tolist())}
-    free = gpus - int(given.sum())
-
-    def why(row: int) -> Reason | None:
-        return told.why(place[row]) if row in place else waits_for(int(jobs.min_gpus[row]), free, of)
-
-    return Shares(given, why, told.review_s)
-
-
-def keep(view: ClusterView, shares: Ints, foreseen: Foreseen) -> Kept:
-    """Raise the `shares` of a policy, by row of the view, to the needs of the promises."""
-    by_hand = frozenset(view.manual_shares)
-    given, lowered = raised(view.jobs, shares, foreseen.least, view.total_gpus, by_hand)
-    return Kept(**vars(foreseen), shares=given, lowered=lowered)
-
-
 def _needed(view: ClusterView, pool: Pool | None, plan: Plan, promised: Mapping[int, Promise]) -> dict[int, int]:
     """Return how many GPUs of a pool a job must have at least, by row. `pool`: None: it has all GPUs."""
     rows = len(view.jobs)
@@ -271,20 +218,14 @@ def _needed(view: ClusterView, pool: Pool | None, plan: Plan, promised: Mapping[
     return least
 
 
-def raised(
-    jobs: JobTable, shares: Ints, least: Mapping[int, int], total: int, fixed: Collection[int] = ()
-) -> tuple[Ints, frozenset[int]]:
-    """Raise the shares to at least `least`, and return them with the rows that give GPUs back for that, out of `total`
-    GPUs.
-
-    `fixed`: rows that give none.
-    """
+def raised(jobs: JobTable, shares: Ints, least: Mapping[int, int], total: int) -> Ints:
+    """Return the shares, raised to at least `least`. Other jobs give GPUs back for that, out of `total` GPUs."""
     given = shares.copy()
     for row, gpus in least.items():
         given[row] = max(int(given[row]), gpus)
     too_many = int(given.sum()) - total
     if too_many <= 0:
-        return given, frozenset()
+        return given
     heap: list[tuple[int, float, int]] = []  # where whole jobs have to stop, the job submitted last stops first
 
     def offer(row: int) -> None:
@@ -296,8 +237,7 @@ def raised(
             heapq.heappush(heap, (1, -float(row), row))
 
     for row in np.flatnonzero(given).tolist():
-        if row not in fixed:
-            offer(row)
+        offer(row)
     while too_many > 0 and heap:
         stops, _, row = heapq.heappop(heap)
         back = int(given[row]) if stops else 1
@@ -310,10 +250,10 @@ def raised(
         if back > 0:
             given[row] += back
             too_many += back
-    return given, frozenset(np.flatnonzero(given < shares).tolist())
+    return given
 
 
-def next_s(kept: Foreseen, now: float) -> float:
+def next_s(foreseen: Foreseen, now: float) -> float:
     """Return when to decide again without an event (Unix time, s); inf: not before the next event."""
-    found = kept.plan.next_s(now)
-    return min(found, kept.waits_until_s) if kept.waits_until_s > now else found
+    found = foreseen.plan.next_s(now)
+    return min(found, foreseen.waits_until_s) if foreseen.waits_until_s > now else found

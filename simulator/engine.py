@@ -308,16 +308,15 @@ class Simulation:
         began = time.perf_counter()
         decided = divide(view, self._policy, self._rng, self._packing, self._deadlines, self._tenants.of(table.rows))
         rows = _changed(table, decided)
-        shares = decided.shares[rows]
-        stay = table.rows[list(decided.stay)].tolist() if decided.stay else ()
+        shares, stays = decided.shares[rows], decided.sharing.stay
+        stay = table.rows[list(stays)].tolist() if stays else ()
         moves = self._placements.change(dict(zip(table.rows[rows].tolist(), shares.tolist(), strict=True)), stay=stay)
         self.outcome.decision_s.append(time.perf_counter() - began)
         self.outcome.decisions += 1
         if decided.schedules is not None:
             self._schedules = decided.schedules
         if self._watch is not None:
-            placed = self._by_row()
-            self._watch(view, Decision(decided.shares, placed, decided.why, decided.review_s, decided.wanted))
+            self._watch(view, decided.placed(self._by_row()))
         self._review_s = decided.review_s if decided.review_s > self._now else math.inf
         if moves:
             self._change(moves)

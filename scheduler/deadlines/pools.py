@@ -14,11 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from msgspec import structs
-
 from ..kinds import Demand, GpuSort
-from ..view import ClusterView, Gpus, Limit
+from ..view import ClusterView, Gpus
 
 
 @dataclass(frozen=True)
@@ -44,14 +41,6 @@ class Pools:
 
     def per_server(self, view: ClusterView, row: int) -> int:
         return self.each[int(view.limit_of[row])] if view.limit_of is not None else 0
-
-
-def limited(view: ClusterView) -> ClusterView:
-    """Return the view with limits if it has several pools, although every job may use every GPU."""
-    if view.limit_of is not None or len({sort.name for server in view.servers for sort, _ in server.by_sort}) < 2:
-        return view
-    everything = Limit(Demand(mixes=True), ((1 << view.total_gpus) - 1,))
-    return structs.replace(view, limits=(everything,), limit_of=np.zeros(len(view.jobs), dtype=np.int64))
 
 
 def pools(view: ClusterView) -> Pools:

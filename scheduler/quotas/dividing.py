@@ -1,28 +1,29 @@
 """Quotas beside any policy that may change shares at any time (ElasticFlow 4.4). Pure.
 
 The policy divides the GPUs as if there were no quotas. A user or a group is a tenant. A tenant may get less than its
-guarantee although it could use more, or more than its limit. Then each tenant gets a number of GPUs, as near to the
-policy's division as the guarantees allow: tenants that have borrowed most give back first. Then the policy divides each
-tenant's GPUs among its jobs alone. GPUs that a tenant cannot use go to the others. Jobs give GPUs back as in any other
-decision: they shrink, or wait with their state kept.
+guarantee although it could use more, or more than its limit. Then each tenant gets GPUs of each part (`parts`;
+`sharing` cuts the GPUs into parts where not every job may use every GPU), as near to the policy's division as the
+guarantees allow: a tenant borrows more only if others that could use the GPUs have borrowed as many. The policy divides
+each tenant's GPUs among its jobs alone. GPUs that a tenant cannot use there are offered to the others. Jobs give GPUs
+back as in any other decision: they shrink, or wait with their state kept.
 
-Where the guarantees exceed the GPUs, all guarantees are reduced in proportion. GPUs that no policy can take away
-(`held`: of gangs, and of jobs that start) count first.
+Where the guarantees exceed the GPUs, all guarantees are reduced in proportion. Shares that precede the policy (of
+promised jobs, manual ones, that of the head of the queue) count first for their tenants, and so do GPUs that no policy
+can take away (`held`: of gangs, and of jobs that start).
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..arrays import Ints
+from ..sharing import Sharing
 from ..view import JobTable
+from .parts import Claim, Group, alone, dues, raise_to
 from .terms import Quotas
-
-Ask = Callable[[Ints, int], Ints]  # returns the policy's shares of these rows alone, for so many GPUs
 
 
 @dataclass(frozen=True)
@@ -67,43 +68,29 @@ class Tenancy:
         return Tenancy(self.quotas, [self.owners[row] for row in rows.tolist()], self.held)
 
 
-@dataclass(frozen=True)
-class Claim:
-    """Claim of a tenant. `entitled`: guaranteed GPUs that it can use. `most`: GPUs that it can use and may have."""
-
-    entitled: int
-    most: int
-
-
-def claims(jobs: JobTable, gpus: int, tenancy: Tenancy) -> dict[str, Claim]:
-    """Return each tenant's claim on `gpus` GPUs."""
-    found: dict[str, Claim] = {}
-    for tenant, rows in tenancy.rows().items():
-        quota, held = tenancy.quotas.quota(tenant), tenancy.held.get(tenant, 0)
-        useful = min(int(jobs.max_gpus[rows].sum()), gpus)
-        may = useful if quota.most_gpus is None else min(useful, max(0, quota.most_gpus - held))
-        found[tenant] = Claim(min(may, max(0, quota.gpus - held)), may)
-    total = sum(claim.entitled for claim in found.values())
-    if total <= gpus:
-        return found
-    return {name: Claim(claim.entitled * gpus // total, claim.most) for name, claim in found.items()}
-
-
-def divide_by_quota(jobs: JobTable, given: Ints, gpus: int, tenancy: Tenancy, ask: Ask) -> Ints:
-    """Return the shares that meet every claim. `given`: the policy's shares of `gpus` GPUs, by row of `jobs`."""
-    rows = {tenant: np.array(own, dtype=np.int64) for tenant, own in tenancy.rows().items()}
-    claimed = claims(jobs, gpus, tenancy)
-    has = {tenant: int(given[own].sum()) for tenant, own in rows.items()}
-    if all(claim.entitled <= has[tenant] <= claim.most for tenant, claim in claimed.items()):
-        return given
-    shares = np.zeros_like(given)
-    for tenant, budget in _budgets(claimed, has, gpus).items():
-        if budget:
-            shares[rows[tenant]] = ask(rows[tenant], budget)
-    for _ in claimed:  # another tenant may use the rest; each round gives some GPUs, or is the last
-        if not _hand_on(shares, rows, claimed, gpus, ask):
-            break
-    return shares
+def by_quota(sharing: Sharing, jobs: JobTable, tenancy: Tenancy) -> Sharing:
+    """Return the policy's shares, as quotas allow them."""
+    tenancy = tenancy.with_held(sharing.fixed)
+    loose = None if sharing.loose is None else frozenset(sharing.loose.tolist())
+    # a tenant without rows about which the policy decides claims nothing
+    rows = {tenant: np.array(own, dtype=np.int64) for tenant, own in tenancy.rows(loose).items()}
+    gpus = sum([part.bit_count() for part in sharing.parts])
+    claimed = {tenant: _claim(tenancy, tenant, gpus) for tenant in rows}
+    has = {tenant: int(sharing.given[own].sum()) for tenant, own in rows.items()}
+    due = {tenant: min(claimed[tenant].entitled, int(jobs.max_gpus[own].sum())) for tenant, own in rows.items()}
+    if all(due[tenant] <= has[tenant] <= claimed[tenant].most for tenant in rows):
+        return sharing
+    anew = sharing.again()
+    groups = _groups(jobs, sharing, rows, claimed)
+    flow = dues(groups, anew.room, claimed)
+    due = {tenant: flow.has.get(tenant, 0) for tenant in rows}
+    if all(due[tenant] <= has[tenant] <= claimed[tenant].most for tenant in rows):
+        return sharing
+    raise_to(flow, claimed, has)
+    for tenant, own in rows.items():
+        anew.share(own, flow.rooms(tenant))
+    _hand_on(anew, rows, claimed, due, groups)
+    return anew
 
 
 def not_raised(tenancy: Tenancy, given: Ints, most: Ints) -> Ints:
@@ -113,40 +100,76 @@ def not_raised(tenancy: Tenancy, given: Ints, most: Ints) -> Ints:
     return np.where(bound, given, most)
 
 
-def _budgets(claimed: Mapping[str, Claim], has: Mapping[str, int], gpus: int) -> dict[str, int]:
-    """Return how many GPUs each tenant divides among its jobs."""
-    budget = {name: min(max(has[name], claim.entitled), claim.most) for name, claim in claimed.items()}
-    left = gpus - sum(budget.values())
-    takes = left > 0
-    heap = [(_excess(name, budget, claimed) * (1 if takes else -1), name) for name in budget]
-    heapq.heapify(heap)
-    while left and heap:
-        _, name = heapq.heappop(heap)
-        if budget[name] >= claimed[name].most if takes else budget[name] <= claimed[name].entitled:
-            continue
-        budget[name] += 1 if takes else -1
-        left += -1 if takes else 1
-        heapq.heappush(heap, (_excess(name, budget, claimed) * (1 if takes else -1), name))
-    return budget
+def _claim(tenancy: Tenancy, tenant: str, gpus: int) -> Claim:
+    quota, held = tenancy.quotas.quota(tenant), tenancy.held.get(tenant, 0)
+    most = gpus if quota.most_gpus is None else max(0, quota.most_gpus - held)
+    return Claim(min(most, max(0, quota.gpus - held)), most)
 
 
-def _excess(name: str, budget: Mapping[str, int], claimed: Mapping[str, Claim]) -> int:
-    return budget[name] - claimed[name].entitled
+def _groups(jobs: JobTable, first: Sharing, rows: Mapping[str, Ints], claimed: Mapping[str, Claim]) -> list[Group]:
+    """Group the jobs by their parts. A job with several choices counts for the choice where most GPUs are left."""
+    if first.whole:
+        most_gpus = np.minimum(jobs.max_gpus, first.caps)
+        most_gpus[jobs.min_gpus > most_gpus] = 0
+        return [Group(tenant, (0,), int(most_gpus[own].sum())) for tenant, own in rows.items()]
+    most: dict[tuple[str, tuple[int, ...]], int] = {}
+    left = [part.bit_count() for part in first.parts]
+    undecided: list[tuple[str, int, list[tuple[int, ...]]]] = []
+
+    def add(tenant: str, row: int, parts: tuple[int, ...]) -> None:
+        useful = min(int(jobs.max_gpus[row]), sum(first.parts[part].bit_count() for part in parts))
+        most[tenant, parts] = most.get((tenant, parts), 0) + useful
+        wanted = min(useful, claimed[tenant].entitled)
+        for part in sorted(parts, key=lambda part: -left[part]):
+            taken = min(wanted, max(0, left[part]))
+            left[part] -= taken
+            wanted -= taken
+
+    for tenant, own in rows.items():
+        for row in own.tolist():
+            ways = first.ways(row)
+            if len(ways) == 1:
+                add(tenant, row, ways[0])
+            elif ways:
+                undecided.append((tenant, row, ways))
+    for tenant, row, ways in undecided:
+        add(tenant, row, max(ways, key=lambda parts: sum(left[part] for part in parts)))
+    return [Group(tenant, parts, useful) for (tenant, parts), useful in most.items()]
 
 
-def _hand_on(shares: Ints, rows: Mapping[str, Ints], claimed: Mapping[str, Claim], gpus: int, ask: Ask) -> bool:
-    """Offer the remaining GPUs to each tenant, those that have borrowed least first.
-
-    Changes `shares`. Return whether any were taken.
-    """
-    taken = False
-    order = sorted(rows, key=lambda name: (int(shares[rows[name]].sum()) - claimed[name].entitled, name))
-    for name in order:
-        has, left = int(shares[rows[name]].sum()), gpus - int(shares.sum())
-        most = min(claimed[name].most, has + left)
-        if left > 0 and most > has:
-            tried = ask(rows[name], most)
-            if int(tried.sum()) > has:
-                shares[rows[name]] = tried
+def _hand_on(
+    sharing: Sharing,
+    rows: Mapping[str, Ints],
+    claimed: Mapping[str, Claim],
+    due: Mapping[str, int],
+    groups: Sequence[Group],
+) -> None:
+    """Offer the remaining GPUs to each tenant, those that have borrowed least first, until no tenant takes any."""
+    whole = sharing.room
+    used = {tenant: sharing.used(own) for tenant, own in rows.items()}
+    left = [size - sum(own[part] for own in used.values()) for part, size in enumerate(whole)]
+    for _ in rows:
+        taken = False
+        for tenant in sorted(rows, key=lambda name: (sum(used[name]) - due[name], name)):
+            has = sum(used[tenant])
+            if not any(left) or has >= claimed[tenant].most:
+                continue
+            offered = [own + more for own, more in zip(used[tenant], left, strict=True)]
+            room = alone(groups, offered, tenant, claimed[tenant].most).rooms(tenant)
+            if sum(room) > has and _better(sharing, rows[tenant], room, has):
                 taken = True
-    return taken
+                now = sharing.used(rows[tenant])
+                left = [more + own - new for more, own, new in zip(left, used[tenant], now, strict=True)]
+                used[tenant] = now
+        if not taken:
+            return
+
+
+def _better(sharing: Sharing, rows: Ints, room: Sequence[int], has: int) -> bool:
+    """Share `room` among a tenant's jobs again, and return whether they get more; otherwise they keep their shares."""
+    before = sharing.take(rows)
+    sharing.share(rows, room)
+    if int(sharing.given[rows].sum()) > has:
+        return True
+    sharing.give(rows, before)
+    return False

@@ -1,11 +1,11 @@
-"""The number of GPUs of each part that a tenant divides among its jobs, where not every job may use every GPU. Pure.
+"""The number of GPUs of each part that a tenant divides among its jobs. Pure.
 
-The GPUs of a view are in parts (`constrained_shares`). Jobs of one tenant that may use the same parts are a *group*. GPUs flow
-from parts to groups to tenants: a GPU more for a tenant may mean that another tenant has one of another part instead
-(an augmenting path of Ford and Fulkerson, "Maximal flow through a network", 1956). So a tenant misses a guaranteed GPU
-only where no division of the parts gives it one, beside the guarantees of the others. GPUs are given one by one, first
-to the tenant with the most urgent claim. A tenant that loses a GPU in one part gets one in another, so that no later
-step takes GPUs from a tenant. The order is therefore exact: max-min.
+The GPUs of a view are in parts (`sharing`), in one part if every job may use every GPU. Jobs of one tenant that may use
+the same parts are a *group*. GPUs flow from parts to groups to tenants: a GPU more for a tenant may mean that another
+tenant has one of another part instead (an augmenting path of Ford and Fulkerson, "Maximal flow through a network",
+1956). So a tenant misses a guaranteed GPU only where no division of the parts gives it one, beside the guarantees of the
+others. GPUs are given one by one, first to the tenant with the most urgent claim. A tenant that loses a GPU in one part
+gets one in another, so that no later step takes GPUs from a tenant. The order is therefore exact: max-min.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .dividing import Claim
+
+@dataclass(frozen=True)
+class Claim:
+    """Claim of a tenant. `entitled`: guaranteed GPUs that it can use. `most`: GPUs that it can use and may have."""
+
+    entitled: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,22 @@ class Flow:
         self._count = [0] * len(groups)
         self.has = dict.fromkeys(self._of, 0)
 
-    def raise_(self, tenant: str) -> bool:
-        """Give a tenant one more GPU without taking any from another. Return False if there is no way."""
+    def raise_(self, tenant: str, most: int = 1) -> bool:
+        """Give a tenant one more GPU without taking any from another, or up to `most` if these are free.
+
+        Return False if there is no way.
+        """
+        if not any(self._left):
+            return False
+        spare = self._spare(tenant)
+        for group in spare:
+            for part in self._groups[group].parts:
+                if (more := min(self._left[part], most, self._groups[group].most - self._count[group])) > 0:
+                    self._left[part] -= more
+                    self._given[group][part] += more
+                    self._count[group] += more
+                    self.has[tenant] += more
+                    return True
         came: dict[
             int, tuple[int, int, int]
         ] = {}  # to a part: the group that takes it, and the group and part that this one leaves
@@ -52,7 +72,7 @@ class Flow:
                     came[there] = group, leaves, part
                     queue.append(there)
 
-        for group in self._spare(tenant):
+        for group in spare:
             reach(group, -1, -1)
         for part in queue:  # the loop extends the queue
             if self._left[part]:
@@ -96,10 +116,16 @@ def dues(groups: Sequence[Group], sizes: Sequence[int], claimed: Mapping[str, Cl
     Where the entitlements exceed the GPUs, all tenants get the same fraction of theirs, as nearly as possible.
     """
     flow = Flow(groups, sizes)
-    alone = {name: _alone(groups, sizes, name, claim.entitled) for name, claim in claimed.items()}
+    most = {name: alone(groups, sizes, name, claim.entitled).has.get(name, 0) for name, claim in claimed.items()}
+    if len(sizes) == 1:  # at once, where one by one gives at least as many: each tenant is at most one GPU ahead
+        total = sum(most.values())
+        sure = total if total <= sizes[0] else max(0, sizes[0] - len(most))
+        for name, own in most.items():
+            if own and sure:
+                flow.raise_(name, -(-own * sure // total))
 
     def key(name: str) -> tuple[float, str] | None:
-        return (flow.has[name] / alone[name], name) if flow.has[name] < alone[name] else None
+        return (flow.has[name] / most[name], name) if flow.has[name] < most[name] else None
 
     _hand_out(flow, [name for name in claimed if name in flow.has], key)
     return flow
@@ -107,24 +133,24 @@ def dues(groups: Sequence[Group], sizes: Sequence[int], claimed: Mapping[str, Cl
 
 def raise_to(flow: Flow, claimed: Mapping[str, Claim], has: Mapping[str, int]) -> None:
     """Give the rest: up to the policy's division (`has`), then up to each limit; the tenant that has borrowed least
-    comes first."""
+    comes first; of equals, the one that is farthest below the policy's division."""
     due = dict(flow.has)
 
-    def key(name: str) -> tuple[float, float, str] | None:
+    def key(name: str) -> tuple[float | str, ...] | None:
         now = flow.has[name]
         if now >= claimed[name].most:
             return None
-        return float(now >= has[name]), float(now - due[name]), name
+        return float(now >= has[name]), now - due[name], now - has[name], name
 
     _hand_out(flow, [name for name in claimed if name in flow.has], key)
 
 
-def _alone(groups: Sequence[Group], sizes: Sequence[int], tenant: str, most: int) -> int:
-    """Return how many GPUs, up to `most`, a tenant could use if it was alone."""
+def alone(groups: Sequence[Group], sizes: Sequence[int], tenant: str, most: int) -> Flow:
+    """Return the GPUs, up to `most`, that a tenant could use if it was alone."""
     flow = Flow([group for group in groups if group.tenant == tenant], sizes)
-    while flow.has.get(tenant, 0) < most and flow.has and flow.raise_(tenant):
+    while flow.has and (more := most - flow.has[tenant]) > 0 and flow.raise_(tenant, more):
         pass
-    return flow.has.get(tenant, 0)
+    return flow
 
 
 Key = Callable[[str], tuple[float | str, ...] | None]

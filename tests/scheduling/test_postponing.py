@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
-from scheduling_tables import job, table
+from scheduling_tables import job, servers, table
 
 from elasticd.scheduler.curves import Curves
-from elasticd.scheduler.deadline_guard import Needs, divide, raised
+from elasticd.scheduler.deadline_guard import Needs, raised
 from elasticd.scheduler.deadlines.allocation import soft_too
 from elasticd.scheduler.deadlines.decision import Commitments
 from elasticd.scheduler.deadlines.postponing import CUSHION, LEAST_S, MOST_S, postponed
 from elasticd.scheduler.deadlines.promises import Promise, settle
+from elasticd.scheduler.decision import Stage
 from elasticd.scheduler.levels import levels_of
 from elasticd.scheduler.policies.base import Shares
-from elasticd.scheduler.view import Reason, ReasonCode
+from elasticd.scheduler.reasons import Reasons
+from elasticd.scheduler.sharing import Sharing
+from elasticd.scheduler.view import ClusterView, JobTable, Reason, ReasonCode
 
 CONCAVE = levels_of(Curves((np.arange(9.0) ** 0.5)[None, :]), 0, 1, 8, powers=False)
 
@@ -95,45 +100,59 @@ def test_who_is_to_end_at_once_does_not_wait() -> None:
     assert found[0] == {1: 1, 2: 0}
 
 
-def needs(least: list[int], exact: set[int] = frozenset()) -> Needs:
-    return Needs(np.array(least), np.array([row in exact for row in range(len(least))]))
+class Alike:
+    """A policy of equal shares; the first jobs get the rest."""
+
+    name, needs_lengths = "alike", False
+
+    def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
+        given = np.zeros(len(jobs), dtype=np.int64)
+        for at in range(gpus):
+            given[at % len(jobs)] += 1
+        return Shares(given, lambda row: Reason(ReasonCode.BEHIND_ANOTHER, f"{row} of {len(jobs)}"))
 
 
-def alike(jobs, gpus: int) -> Shares:
-    """Equal shares; the first jobs get the rest."""
-    given = np.zeros(len(jobs), dtype=np.int64)
-    for at in range(gpus):
-        given[at % len(jobs)] += 1
-    return Shares(given, lambda row: Reason(ReasonCode.BEHIND_ANOTHER, f"{row} of {len(jobs)}"))
+def shared(jobs: JobTable, least: list[int], stay: frozenset[int] = frozenset()) -> Sharing:
+    """The shares of 8 GPUs. `least`: what promises need, by row; -1: the job has none."""
+    view = ClusterView(0.0, jobs, servers(8), {})
+    homes = {row: (1 << 8) - 1 for row, gpus in enumerate(least) if gpus >= 0}
+    needs = Needs({row: gpus for row, gpus in enumerate(least) if gpus > 0}, homes, stay)
+    sharing = Sharing(view, Alike(), random.Random(0), needs=needs)
+    sharing.share_out()
+    sharing.grow_promised(jobs.max_gpus)
+    return sharing
 
 
 def test_the_policy_divides_what_promises_leave_and_then_what_nobody_else_can_use() -> None:
     jobs = table(*[job(name, 1, 8) for name in "abcd"])
-    found = divide(jobs, needs([-1, 3, -1, 0]), 8, alike)
-    assert found.gpus.tolist() == [3, 3, 2, 0]
-    told = found.why(2), found.why(3)
-    assert [one.text for one in told if one] == ["1 of 2", "1 of 2"]
+    found = shared(jobs, [-1, 3, -1, 0])
+    assert found.given.tolist() == [3, 3, 2, 0]
+    told = found.told(2)
+    assert told is not None
+    reason = told[0].why(told[1])
+    assert reason is not None
+    assert reason.text == "1 of 2"
 
 
 def test_who_has_no_time_for_a_change_gets_what_it_needs_and_no_more() -> None:
     jobs = table(*[job(name, 1, 8) for name in "ab"])
-    assert divide(jobs, needs([3, 1]), 8, alike).gpus.tolist() == [4, 4]
-    assert divide(jobs, needs([3, 1], {0}), 8, alike).gpus.tolist() == [3, 5]
-    assert divide(jobs, needs([3, -1], {0}), 8, alike).gpus.tolist() == [3, 5]
+    assert shared(jobs, [3, 1]).given.tolist() == [4, 4]
+    assert shared(jobs, [3, 1], frozenset({0})).given.tolist() == [3, 5]
+    assert shared(jobs, [3, -1], frozenset({0})).given.tolist() == [3, 5]
 
 
 def test_a_minimum_that_is_beyond_what_promises_leave_waits() -> None:
     jobs = table(job("a", 4, 8), job("b", 1, 8), job("c", 1, 8))
-    found = divide(jobs, needs([-1, 6, -1]), 8, alike)
-    assert found.gpus.tolist() == [0, 6, 2]
-    reason = found.why(0)
+    found = shared(jobs, [-1, 6, -1])
+    assert found.given.tolist() == [0, 6, 2]
+    placed = {1: 0b111111, 2: 0b11000000}
+    view = ClusterView(0.0, jobs, servers(8), {})
+    reason = Reasons(view, found, None, [(Stage.POLICY, found.given)], placed)(0)
     assert reason is not None
     assert reason.text == "waits for 4 GPUs: 0 of 8 left by jobs that go first"
 
 
 def test_who_has_too_little_gets_it_from_whom_it_costs_least() -> None:
     jobs = table(*[job(name, 1, 8) for name in "abc"])
-    given, lowered = raised(jobs, np.array([4, 4, 0]), {2: 3}, 8)
-    assert (given.tolist(), lowered) == ([2, 3, 3], frozenset({0, 1}))
-    given, lowered = raised(jobs, np.array([4, 4, 0]), {2: 3}, 8, fixed={0})
-    assert (given.tolist(), lowered) == ([4, 1, 3], frozenset({1}))
+    assert raised(jobs, np.array([4, 4, 0]), {2: 3}, 8).tolist() == [2, 3, 3]
+    assert raised(jobs, np.array([4, 4, 0]), {0: 4, 2: 3}, 8).tolist() == [4, 1, 3]

@@ -1,4 +1,4 @@
-"""Shares of jobs that may not use every GPU: the policy decides, as far as its shares can be placed. Pure.
+"""Shares of all jobs: the policy decides, as far as its shares can be placed. Pure.
 
 Theory of operation
 -------------------
@@ -6,6 +6,7 @@ Theory of operation
 Policies divide a number of GPUs and know nothing of GPU types. This module therefore cuts the GPUs into *parts*: a job
 may use all of a part or none of it. A job has one or more *choices*, which are sets of parts. All GPUs of a job belong
 to one choice (`kinds`: one GPU type for the whole life of a job, unless the job states that types do not matter).
+Where every job may use every GPU there is one part, and the policy is asked once. Otherwise:
 
 1. The policy divides all GPUs among all jobs. Each job with a share selects a choice: first one where the job has GPUs,
    then one where its whole share is free, then one that is least wanted by jobs without an alternative.
@@ -18,10 +19,11 @@ to one choice (`kinds`: one GPU type for the whole life of a job, unless the job
    that waits for a V100 can start. The answer holds if it gives more GPUs than before.
 
 The consequences: every share can be placed; where jobs compete, those with the fewest usable GPUs come first; no GPU is
-idle that the policy would give to a job. If every job may use every GPU, the policy is asked once.
+idle that the policy would give to a job.
 
-Jobs with promised deadlines precede the policy: each gets the GPUs of its plan, of one type (`Needed`). A job without
-time for a change keeps its very GPUs.
+Jobs with promised deadlines precede the policy: each gets the GPUs of its plan, of one type (`Needs`). A job without
+time for a change keeps its very GPUs. The policy divides the other GPUs among the jobs without promises, and what these
+cannot use among the promised jobs (`grow_promised`).
 
 A job that demands a fixed number of GPUs on each server is assigned its exact GPUs here (`seats`), before the other
 jobs. Otherwise it would be unknown whether its share can be placed. The job stays on its servers while it can.
@@ -35,22 +37,22 @@ import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
 from .arrays import Ints
-from .deadline_guard import raised
+from .deadline_guard import Needs, raised
+from .kinds import ANY
 from .nearness import nearest
 from .policies import Policy
-from .policies.base import Shares
+from .policies.base import Shares, no_shares
 from .sets import elements, some, union
-from .view import ClusterView, Gpus, Reason
+from .view import ClusterView, Gpus, JobTable, Limit, Schedules
 
 Choice = int  # a set of parts
 Room = list[int]  # GPUs that are left, by part
-Bools = npt.NDArray[np.bool_]
 
 MOST_SETS = 64  # most sets of parts that the search for a scarce set examines
 DEPTH = 4  # how often the policy is asked again, for each part
@@ -58,28 +60,19 @@ DEPTH = 4  # how often the policy is asked again, for each part
 
 @dataclass(frozen=True)
 class Held:
-    """Shares, amounts and seats of some rows, as in `ConstrainedShares`."""
+    """Shares, amounts and seats of some rows, as in `Sharing`."""
 
     given: Ints
     amounts: dict[int, dict[int, int]]
     seats: dict[int, Gpus]
 
 
-@dataclass(frozen=True)
-class Needed:
-    """GPUs that promised deadlines need now. `least`: by row; `homes`: by row, the GPUs of the job's type; `stay`: rows
-    without time for a change."""
-
-    least: Mapping[int, int]
-    homes: Mapping[int, Gpus]
-    stay: frozenset[int]
-
-
-class ConstrainedShares:
+class Sharing:
     """Shares of one decision while they are being built.
 
-    `given`: share by row, in GPUs. `amounts`: GPUs by part, of each job without seats. `seats`: the exact GPUs of each
-    job with a fixed number of GPUs per server.
+    `given`: share by row, in GPUs. `seats`: the exact GPUs of each job with a fixed number of GPUs per server. `whole`:
+    there is one part, and no such job. `amounts`: otherwise, GPUs by part, of each job without seats. `loose`: the rows
+    about which the policy decides; None: all. `fixed`: shares that precede the policy, by row.
     """
 
     def __init__(
@@ -88,72 +81,148 @@ class ConstrainedShares:
         policy: Policy,
         rng: random.Random,
         without: Collection[int] = frozenset(),
-        needed: Needed | None = None,
+        needs: Needs | None = None,
     ) -> None:
-        """Start with all GPUs free. `without`: rows that get no GPUs. `needed`: None: there are no promises."""
-        self.given: Ints = np.zeros(len(view.jobs), dtype=np.int64)
+        """Give the shares that precede the policy.
+
+        Promised jobs come first. Manual shares follow, in the order of submission, as large as they fit, then the head
+        of the queue, if the GPUs that are held for it are free. `without`: rows that get no GPUs. `needs`: None: there
+        are no promises.
+        """
+        self.given = no_shares(view.jobs)
         self.amounts: dict[int, dict[int, int]] = {}
         self.seats: dict[int, Gpus] = {}
         self._seated: Gpus = 0  # union of all seats, and of the GPUs that jobs without time for a change keep
-        self._needed = needed
-        self._idle: Gpus = ~union(view.placements.values())
         self.review_s = math.inf
-        self.parts = _parts(view, needed.homes.values() if needed is not None else ())
-        self._view, self._policy, self._rng, self._without = view, policy, rng, without
-        self._limit_of = view.limit_of if view.limit_of is not None else np.zeros(len(view.jobs), dtype=np.int64)
-        self._offsets = list(accumulate((len(server.gpus) for server in view.servers), initial=0))
-        self._racks: Ints = np.unique([server.rack for server in view.servers], return_inverse=True)[1]  # by server
-        self._choices = [
-            tuple(dict.fromkeys(_covered(option, self.parts) for option in limit.options)) for limit in view.limits
-        ]
-        self._home = {row: _covered(home, self.parts) for row, home in needed.homes.items()} if needed else {}
-        known = {*self._home.values(), *(choice for choices in self._choices for choice in choices)}
-        self._parts_of = {choice: tuple(elements(choice)) for choice in sorted(known)}
-        self._mask = {choice: union(self.parts[part] for part in own) for choice, own in self._parts_of.items()}
-        self._size = {choice: mask.bit_count() for choice, mask in self._mask.items()}
-        self._each = np.array([limit.demand.per_server for limit in view.limits])
-        alike = {(limit.options, limit.demand.per_server): code for code, limit in enumerate(view.limits)}
-        most = {asked: self._most(code) for asked, code in alike.items()}  # users may write one demand in several ways
-        self.most = np.array([most[limit.options, limit.demand.per_server] for limit in view.limits])  # by limit
-        self._code: list[int] = self._limit_of.tolist()
-        self._least: list[int] = view.jobs.min_gpus.tolist()
+        self._view, self._policy, self._rng, self._without, self.needs = view, policy, rng, without, needs
+        self.parts = _parts(view, needs.homes.values() if needs is not None else ())
+        self.whole = len(self.parts) == 1 and not any(limit.demand.per_server for limit in view.limits)
+        self._home = {row: _covered(home, self.parts) for row, home in needs.homes.items()} if needs is not None else {}
         self._barred: dict[int, Choice] = {}
-        self._asked: list[tuple[Ints, Shares]] = []
+        self._asked: list[tuple[Ints | None, Shares]] = []  # the policy's answers, each with its rows; None: all
         self._room: Room = [part.bit_count() for part in self.parts]
+        self.loose = self._begin()
+        self.fixed = (
+            {row: int(self.given[row]) for row in self.given.nonzero()[0].tolist()} if self.loose is not None else {}
+        )
+
+    def again(self) -> Sharing:
+        """Return the shares as they were before those of the policy, with its answers so far."""
+        found = Sharing(self._view, self._policy, self._rng, self._without, self.needs)
+        found._asked, found.review_s = self._asked.copy(), self.review_s
+        return found
+
+    def _begin(self) -> Ints | None:
+        view, head = self._view, self._view.reservation
+        if self.needs is not None:
+            self._keep_promises(self.needs)
+        for row, wanted in sorted(view.manual_shares.items()):
+            self._least[row] = min(wanted, self._least[row])  # a share below the minimum is its own minimum
+            self._by_hand(row, wanted)
+        if head is not None:
+            self._by_hand(head.row, head.gpus)
+        others = [*view.manual_shares, *self._without, *self._home, *([head.row] if head is not None else ())]
+        if not others:
+            return None
+        rows = np.ones(len(view.jobs), dtype=bool)
+        rows[others] = False
+        return rows.nonzero()[0]
 
     def share_out(self) -> None:
-        """Give the shares that precede the policy (`begin`), then those of the policy."""
-        rows = self.begin()
-        self._share(np.flatnonzero(rows), self._room, DEPTH * len(self.parts))
+        """Give the shares of the policy."""
+        if self.whole:
+            self._share(self.loose, self._room, 0)
+            return
+        rows = np.arange(len(self.given)) if self.loose is None else self.loose
+        self._share(rows, self._room, DEPTH * len(self.parts))
         if any(self._room):
             self._offer(rows)
 
-    def begin(self) -> Bools:
-        """Give the shares that precede the policy, and return a mask of the rows for which the policy decides.
-
-        Promised jobs come first. Manual shares follow, in the order of submission, as large as they fit, then the head
-        of the queue, if the GPUs that are held for it are free.
-        """
-        view, head = self._view, self._view.reservation
-        if self._needed is not None:
-            self._keep_promises(self._needed)
-        for row, wanted in sorted(view.manual_shares.items()):
-            self._by_hand(row, wanted)
-        rows = np.ones(len(view.jobs), dtype=bool)
-        rows[[*view.manual_shares, *self._without, *self._home]] = False
-        if head is not None:
-            self._by_hand(head.row, head.gpus)
-            rows[head.row] = False
-        return rows
-
     @property
     def room(self) -> Room:
-        """GPUs by part that were left when `begin` or `share_out` had finished."""
+        """GPUs by part that the policy divides, before `share_out`."""
         return list(self._room)
+
+    # -- where jobs may go
+
+    @cached_property
+    def _limits(self) -> tuple[Limit, ...]:
+        everywhere = (Limit(ANY, ((1 << self._view.total_gpus) - 1,)),)
+        return self._view.limits if self._view.limit_of is not None else everywhere
+
+    @cached_property
+    def _idle(self) -> Gpus:
+        return ~union(self._view.placements.values())
+
+    @cached_property
+    def _limit_of(self) -> Ints:
+        limit_of = self._view.limit_of
+        return limit_of if limit_of is not None else no_shares(self._view.jobs)
+
+    @cached_property
+    def _code(self) -> list[int]:
+        return list(self._limit_of.tolist())
+
+    @cached_property
+    def _least(self) -> list[int]:
+        return list(self._view.jobs.min_gpus.tolist())
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        return list(accumulate((len(server.gpus) for server in self._view.servers), initial=0))
+
+    @cached_property
+    def _racks(self) -> Ints:
+        """Number of each server's rack."""
+        return np.unique([server.rack for server in self._view.servers], return_inverse=True)[1]
+
+    @cached_property
+    def _choices(self) -> list[tuple[Choice, ...]]:
+        """Choices by limit."""
+        return [
+            tuple(dict.fromkeys(_covered(option, self.parts) for option in limit.options)) for limit in self._limits
+        ]
+
+    @cached_property
+    def _parts_of(self) -> dict[Choice, tuple[int, ...]]:
+        known = {*self._home.values(), *(choice for choices in self._choices for choice in choices)}
+        return {choice: tuple(elements(choice)) for choice in sorted(known)}
+
+    @cached_property
+    def _mask(self) -> dict[Choice, Gpus]:
+        return {choice: union(self.parts[part] for part in own) for choice, own in self._parts_of.items()}
+
+    @cached_property
+    def _size(self) -> dict[Choice, int]:
+        return {choice: mask.bit_count() for choice, mask in self._mask.items()}
+
+    @cached_property
+    def _each(self) -> Ints:
+        """Fixed number of GPUs per server, by limit; 0: any number."""
+        return np.array([limit.demand.per_server for limit in self._limits])
+
+    def most_of(self, limit: Limit) -> int:
+        """Return the largest share that a limit allows on this cluster."""
+        each = limit.demand.per_server
+        if not each:
+            return max([option.bit_count() for option in limit.options], default=0)
+        servers = [((1 << b) - 1) & ~((1 << a) - 1) for a, b in zip(self._offsets, self._offsets[1:], strict=False)]
+        return each * max(
+            [sum((s & option).bit_count() >= each for s in servers) for option in limit.options], default=0
+        )
+
+    @cached_property
+    def caps(self) -> Ints:
+        """The largest shares that the limits of the jobs allow on this cluster, by row."""
+        asked = [(limit.options, limit.demand.per_server) for limit in self._limits]
+        most = {key: self.most_of(limit) for key, limit in zip(asked, self._limits, strict=True)}
+        return np.array([most[key] for key in asked], dtype=np.int64)[self._limit_of]
+
+    # -- shares of some rows
 
     def share(self, rows: Ints, room: Sequence[int]) -> None:
         """Divide `room` (GPUs by part) among rows that have no GPUs."""
-        for row in rows.tolist():
+        for row in rows.tolist() if self._barred else ():
             self._barred.pop(row, None)
         self._share(rows, list(room), DEPTH * len(self.parts))
 
@@ -178,6 +247,8 @@ class ConstrainedShares:
 
     def used(self, rows: Ints) -> Room:
         """Return the number of GPUs that these rows have, by part."""
+        if self.whole:
+            return [int(self.given[rows].sum())]
         found = [0] * len(self.parts)
         for row in rows.tolist():
             for part, count in self.amounts.get(row, {}).items():
@@ -203,39 +274,61 @@ class ConstrainedShares:
             there = all_of_it[:1]
         return [self._parts_of[choice] for choice in there or found]
 
-    def told(self, row: int) -> Reason | None:
-        """Return the policy's reason for a job's share, from the last time when the policy was asked about the job."""
+    def within(self, part: int) -> Ints:
+        """Return the rows of the jobs with GPUs in this part alone, except those with seats."""
+        if self.whole:
+            return self.given.nonzero()[0]
+        return np.array(sorted(row for row, own in self.amounts.items() if set(own) == {part}), dtype=np.int64)
+
+    def set_within(self, part: int, rows: Ints, given: Ints) -> None:
+        """Set the shares of rows that are `within` a part."""
+        self.given = self.given.copy()
+        self.given[rows] = given
+        if not self.whole:
+            self.amounts |= {
+                row: {part: share} if share else {} for row, share in zip(rows.tolist(), given.tolist(), strict=True)
+            }
+
+    # -- the policy's answers
+
+    def told(self, row: int) -> tuple[Shares, int] | None:
+        """Return the policy's last answer about a job, and the job's row there; None if the policy was not asked."""
         for rows, shares in reversed(self._asked):
-            at = int(np.searchsorted(rows, row))
-            if at < len(rows) and rows[at] == row:
-                return shares.why(at)
+            at = row if rows is None else int(np.searchsorted(rows, row))
+            if rows is None or (at < len(rows) and rows[at] == row):
+                return shares, at
         return None
 
-    def cap(self, row: int) -> int:
-        """Return the largest share that the job's limit allows on this cluster."""
-        return int(self.most[self._limit_of[row]])
+    @property
+    def having(self) -> Ints | None:
+        """The rows with GPUs, as in `Shares.rows`; None: not stated."""
+        whole = len(self._asked) == 1 and self.given is self._asked[0][1].gpus
+        return self._asked[0][1].rows if whole else None
 
-    def _most(self, code: int) -> int:
-        each = int(self._each[code])
-        options = self._view.limits[code].options
-        if not each:
-            return max([option.bit_count() for option in options], default=0)
-        servers = [((1 << b) - 1) & ~((1 << a) - 1) for a, b in zip(self._offsets, self._offsets[1:], strict=False)]
-        return each * max([sum((s & option).bit_count() >= each for s in servers) for option in options], default=0)
+    @property
+    def stay(self) -> Collection[int]:
+        """The rows without time for a change, by promises or by the policy's answers."""
+        if self.needs is not None:
+            return self.needs.stay
+        return [at if rows is None else int(rows[at]) for rows, told in self._asked for at in told.stay]
+
+    @property
+    def schedules(self) -> Schedules | None:
+        """The schedules of the policy's first answer."""
+        return self._asked[0][1].schedules if self._asked else None
 
     # -- promises
 
-    def _keep_promises(self, needed: Needed) -> None:
+    def _keep_promises(self, needs: Needs) -> None:
         """Give each promised job its GPUs: first those that stay where they are, then the others.
 
         Soft deadlines refuse no job, so jobs with such a deadline move out of the way of a hard one.
         """
-        present = self._view.placements
-        least = {row: gpus for row, gpus in sorted(needed.least.items()) if row in self._home}
+        present, least = self._view.placements, needs.least
         stays = {
             row
             for row, gpus in least.items()
-            if row in needed.stay and (has := present.get(row, 0)).bit_count() == gpus and not has & ~needed.homes[row]
+            if row in needs.stay and (has := present.get(row, 0)).bit_count() == gpus and not has & ~needs.homes[row]
         }
         fixed = {row for row in least if self._each[self._code[row]]}
         for is_soft in (False, True):
@@ -261,13 +354,14 @@ class ConstrainedShares:
 
         `most`: by row, the largest share that is allowed.
         """
-        needed = self._needed
-        if needed is None:
+        needs = self.needs
+        if needs is None:
             return
+        self.given = self.given.copy()
         taken = self.used(np.arange(len(self.given)))
         room = [part.bit_count() - used for part, used in zip(self.parts, taken, strict=True)]
         for home in dict.fromkeys(self._home.values()):
-            rows = [row for row, own in sorted(self._home.items()) if own == home and row not in needed.stay]
+            rows = [row for row, own in sorted(self._home.items()) if own == home and row not in needs.stay]
             rows = [row for row in rows if self._least[row] <= most[row]]
             free = sum(room[part] for part in self._parts_of[home])
             if free <= 0 or not rows:
@@ -276,7 +370,7 @@ class ConstrainedShares:
             total = free + int(self.given[chosen].sum())
             least = {at: gpus for at, row in enumerate(rows) if (gpus := int(self.given[row]))}
             asked = np.minimum(self._ask(chosen, total), np.maximum(most[chosen], self.given[chosen]))
-            found = raised(self._view.jobs.cut(chosen), asked, least, total)[0]
+            found = raised(self._view.jobs.cut(chosen), asked, least, total)
             wanted = {row: share for row, share in zip(rows, found.tolist(), strict=True) if share}
             for row in rows:
                 for part, count in self.amounts.pop(row, {}).items():
@@ -286,32 +380,45 @@ class ConstrainedShares:
 
     # -- asking
 
-    def _ask(self, rows: Ints, gpus: int) -> Ints:
-        """Return the policy's shares for these rows when it divides `gpus` GPUs."""
-        jobs, given = self._view.jobs, np.zeros(len(rows), dtype=np.int64)
-        code = self._limit_of[rows]
-        each = np.maximum(self._each[code], 1)
-        most = (
-            np.minimum(jobs.max_gpus[rows], self.most[code]) // each * each
-        )  # 0 for a job whose maximum is below the GPUs of one server
-        able = jobs.min_gpus[rows] <= np.minimum(most, gpus)
+    def _ask(self, rows: Ints | None, gpus: int) -> Ints:
+        """Return the policy's shares for these rows (None: all) when it divides `gpus` GPUs."""
+        jobs, limited = self._view.jobs, self._view.limit_of is not None
+        if rows is None and not limited and jobs.most_needed <= gpus:
+            return self._answer(None, jobs, gpus).gpus
+        rows = np.arange(len(jobs)) if rows is None else rows
+        given, least = np.zeros(len(rows), dtype=np.int64), jobs.min_gpus[rows]
+        able, each, most = least <= gpus, least, least
+        if limited:
+            each = np.maximum(self._each[self._limit_of[rows]], 1)
+            most = np.minimum(jobs.max_gpus[rows], self.caps[rows]) // each * each
+            able &= least <= most  # a job whose maximum is below the GPUs of one server can have none
         asked = rows[able]
         if not len(asked) or gpus <= 0:
             return given
         table = jobs.cut(asked)
+        given[able] = self._answer(asked, table.within(most[able]) if limited else table, gpus).gpus
+        return given // each * each if limited else given
+
+    def _answer(self, rows: Ints | None, table: JobTable, gpus: int) -> Shares:
         if not self._policy.needs_lengths:
             table = table.without_lengths()
-        table = table.within(most[able])
         told = self._policy.shares(table, gpus, self._view.now, self._rng)
-        self._asked.append((asked, told))
+        self._asked.append((rows, told))
         if told.review_s > self._view.now:
             self.review_s = min(self.review_s, told.review_s)
-        given[able] = told.gpus // each[able] * each[able]
-        return given
+        return told
 
-    def _share(self, rows: Ints, room: Room, depth: int) -> None:
-        """Divide `room` among these rows, and subtract the given GPUs from `room`."""
-        if not len(rows):
+    def _share(self, rows: Ints | None, room: Room, depth: int) -> None:
+        """Divide `room` among these rows. `rows`: None: all, where there is one part; otherwise, `room` is what is left
+        afterwards."""
+        if self.whole:
+            given = self._ask(rows, room[0])
+            if rows is None:
+                self.given = given
+            else:
+                self.given[rows] = given
+            return
+        if rows is None or not len(rows):
             return
         given = self._ask(rows, sum(room))
         gangs = (self._each[self._limit_of[rows]] > 0) & (given > 0)
@@ -456,8 +563,7 @@ class ConstrainedShares:
     def _by_hand(self, row: int, wanted: int) -> None:
         least = min(wanted, self._least[row])
         each = int(self._each[self._code[row]])
-        ways = self._ways(row)
-        if not ways:
+        if not self._ways(row):
             return
         if each:
             self._seat(row, wanted // each * each, self._room)
@@ -467,12 +573,13 @@ class ConstrainedShares:
         if share >= least:
             self._pour({row: choice}, {row: share}, self._room)
 
-    def _offer(self, rows: Bools) -> None:
+    def _offer(self, loose: Ints) -> None:
         """Offer the GPUs that are left in each part to the jobs that could use them.
 
-        `rows`: mask of the rows that the policy decides.
+        `loose`: the rows that the policy decides.
         """
-        jobs = self._view.jobs
+        jobs, rows = self._view.jobs, np.zeros(len(self.given), dtype=bool)
+        rows[loose] = True
         for part, mask in enumerate(self.parts):
             left = self._room[part]
             if not left:
@@ -481,7 +588,7 @@ class ConstrainedShares:
             alone = {row for row, own in self.amounts.items() if rows[row] and set(own) == {part}}
             held = sum([int(self.given[row]) for row in alone])
             waiting = rows & (self.given == 0) & able[self._limit_of] & (jobs.min_gpus <= left + held)
-            grown = any(self.given[row] < min(int(jobs.max_gpus[row]), self.cap(row)) for row in alone)
+            grown = any(self.given[row] < min(int(jobs.max_gpus[row]), int(self.caps[row])) for row in alone)
             if not grown and not waiting.any():
                 continue
             self._ask_for_part(part, mask, np.sort(np.array([*np.flatnonzero(waiting), *alone], dtype=np.int64)), alone)
@@ -610,7 +717,7 @@ def _parts(view: ClusterView, homes: Iterable[Gpus]) -> tuple[Gpus, ...]:
     parts = [(1 << view.total_gpus) - 1]
     for option in dict.fromkeys([*(option for limit in view.limits for option in limit.options), *homes]):
         parts = [piece for part in parts for piece in (part & option, part & ~option) if piece]
-    return tuple(part for part in parts if part)
+    return tuple([part for part in parts if part])
 
 
 def _covered(option: Gpus, parts: Sequence[Gpus]) -> Choice:
