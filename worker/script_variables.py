@@ -43,7 +43,6 @@ from .own_code import variables_in
 from .plain import pack, unpack
 from .state.script_state import of_plain, place_of, plain_tensor, put
 
-VARIABLES = "variables"  # key in the header of a given state
 MOST_BYTES = 64 << 20  # of the tensors of all variables
 PASSES = 3  # that are looked at whatever it costs; later ones if the time since the last look is `SHARE_OF_EPOCH` looks
 SHARE_OF_EPOCH = 20

@@ -141,6 +141,7 @@ class Trainer:
             samplers=frozenset(type(each).__name__ for each in feed.samplers),
         )
         self._counters = BodyCounters(self._looking) if self._compares else None
+        self._variables: ScriptVariables | None = None  # None: not carried, or the loop has not begun
         self._remarks = Remarks(self._looking, lambda text: control.tell(Noticed(text)))
         self._cross_check = CrossCheck(
             recipe.virtual_workers,
@@ -345,7 +346,7 @@ class Trainer:
             self._looking.begin(frame)
             modules = self.held.parts.modules
             assert self._counters is not None
-            self.held.variables = ScriptVariables(
+            self.held.variables = self._variables = ScriptVariables(
                 self._looking, self._counters, lambda: [each for _, each in modules], self.recipe.device
             )
         if self.held.code is not None:
@@ -382,8 +383,8 @@ class Trainer:
         """Begin `epoch` of the script's loop. Values that a received state has for this epoch take effect."""
         self.held.epoch_begins(epoch)
         self.held.parts.registered.of_epoch.begin(epoch)
-        if self.held.variables is not None and not self._by_host:
-            self.held.variables.epoch_begins(epoch)
+        if self._variables is not None and not self._by_host:
+            self._variables.epoch_begins(epoch)
         seed_everything(derive_seed(self.recipe.seed, "epoch begins", epoch))
 
     def of_epoch(self, function: Callable[[], Any]) -> Any:
@@ -445,8 +446,8 @@ class Trainer:
         self.stepping.look_again()
         if self._compares:
             self._looking.first_batches(sys._getframe())
-        if self.held.variables is not None and not self._by_host:
-            self.held.variables.pass_begins(self.script.epoch)
+        if self._variables is not None and not self._by_host:
+            self._variables.pass_begins(self.script.epoch)
         if (was := self.held.script_was) is not None:
             self.held.script_was = None
             self._remarks.on_restart(was, same_epoch=self.held.state_epoch == self.script.epoch)
@@ -557,8 +558,8 @@ class Trainer:
         if self.script.at is not ScriptAt.OVER:
             self.script.go(ScriptAt.OVER)
             self.held.interlude = None
-            if self.held.variables is not None:
-                self.held.variables.loop_ends()
+            if self._variables is not None:
+                self._variables.loop_ends()
             if (was := self.held.script_was) is not None:
                 self.held.script_was = None
                 self._remarks.on_restart(was, same_epoch=False)

@@ -11,8 +11,8 @@ batches reaches the state's epoch. Code of an earlier epoch runs with the values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -22,13 +22,29 @@ from ..events import CheckpointFailed, CheckpointLoaded, CheckpointMissing, Even
 from ..interlude import AgreedValues, Interlude, end_of
 from ..results import Results
 from ..script import Script, ScriptAt
-from ..script_variables import VARIABLES, ScriptVariables
 from .checkpoint import CheckpointWriter, latest
 from .training_state import DIVISION, TrainingState
 from .values import ScriptValues
 
 SCRIPT = "script"  # key in a checkpoint's header: the script's own variables, by name
+VARIABLES = "variables"  # likewise: variables that the script did not declare, with their values
 KEYS = "keys"  # likewise: the keys of `state_dict`, with which the state is exported
+
+
+class Variables(Protocol):
+    """Variables that the script did not declare, and that the job carries (`script_variables`)."""
+
+    def give(self, looks: bool) -> Mapping[str, Any] | None:
+        """Return the present values for a header; None: there are none. looks: look for variables that have begun to change."""
+
+    def come(self, epoch: int, values: Mapping[str, Any] | None, at_once: bool) -> None:
+        """Take over the values of a received state of this epoch. at_once: the script is in the pass over it."""
+
+    def pass_ends(self) -> None:
+        """Take note that the script's code between two epochs begins."""
+
+    def step_passes(self, bodies: int) -> None:
+        """Count the bodies of a step in which this worker has run none, since it has received the state in it."""
 
 
 class HeldState:
@@ -55,7 +71,7 @@ class HeldState:
         self.likeness: Likeness | None = None  # fingerprint of this worker's data; None outside a cluster
         # returns the script's own variables for a checkpoint (`crosscheck`)
         self.looks: Callable[[], Any] = lambda: None
-        self.variables: ScriptVariables | None = None  # None: the script's variables are not carried
+        self.variables: Variables | None = None  # None: the script's variables are not carried
         self.resumed = False  # whether this process began with the state of a checkpoint
         self.script_was: Any = None  # the script's own variables in the checkpoint from which the job resumed
         self.end: int | None = None  # steps of the whole job, if the script has decided to stop
