@@ -220,7 +220,6 @@ class ControllerMachine:
         job.end_avoidances(now)
         keep_time(self._cluster, now, job)
         reclaim_idle(self._cluster, now, job)
-        if job.stop_rest_at is not None and now >= job.stop_rest_at:
-            job.stop_rest_at = None
+        if job.rest_is_late(now):
             for entry in job.workers:
                 stop_worker(self._cluster, now, job, entry.worker)

@@ -264,7 +264,6 @@ def server_lost(cluster: Cluster, now: float, session: Session) -> None:
         if wait_for_server(cluster, now, job, name):
             continue
         job.set_target(now, tuple(gpu for gpu in job.record.target if gpu.server != name), f"server {name} is lost")
-        job.profiling = None
         cluster.jobs.mark_dirty(job)
         for entry in [entry for entry in job.workers if entry.gpu.server == name]:
             if entry.state is WorkerState.ORDERED:
@@ -544,10 +543,7 @@ def _note_worker(now: float, job: Job, entry: WorkerRecord, status: WorkerStatus
     if entry.state is not WorkerState.RUNNING or entry.pid != status.pid:
         job.update_worker(entry.worker, state=WorkerState.RUNNING, pid=status.pid)
     if not entry.trained and status.applied is not None:
-        start_s = max(0.0, now - entry.held_s) if entry.held_s is not None else None
-        job.update_worker(entry.worker, trained=True, began_at=status.applied, start_s=start_s)
-        job.start_failures = 0
-        job.avoided.trains_on(entry.gpu.server)
+        job.begin_training(now, entry, status.applied)
 
 
 def _note_commit(now: float, job: Job, status: WorkerStatus) -> None:
@@ -586,10 +582,7 @@ def _note_broken(job: Job, status: WorkerStatus) -> None:
 
 
 def _note_cut(now: float, job: Job) -> None:
-    if not cut_off(job) and not unconnected(job):
-        job.cut_since = None
-    elif job.cut_since is None:
-        job.cut_since = now
+    job.note_cut(now, bool(cut_off(job) or unconnected(job)))
 
 
 def _note_stall(cluster: Cluster, now: float, job: Job) -> None:

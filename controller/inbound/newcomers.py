@@ -101,7 +101,6 @@ def hold_back(
 ) -> None:
     """Keep the job on these of its GPUs for `hold_s` seconds; None: longer each time."""
     job.hold(now, hold_s if hold_s is not None else min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.record.hold_s * 2)))
-    job.profiling = None
     cluster.history.add(now, EventKind.HELD, job.id, f"does not grow for {job.record.hold_s:.0f} s: {why}")
     if cluster.servers.awaited:
         return  # a controller that has just started changes no shares
@@ -131,7 +130,6 @@ def other_code(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reas
     why = f"server {server} has other code than the job began with: {reason.removeprefix(f'exit code {OTHER_CODE}: ')}"
     job.avoid(now, server, why, Avoidance.REFUSED)
     cluster.history.add(now, EventKind.HELD, job.id, f"does not use server {server} for a while: {why}")
-    job.profiling = None
     keep = {holder.gpu for holder in holders(job)}
     if cluster.servers.awaited:
         return why

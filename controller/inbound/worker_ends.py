@@ -293,7 +293,7 @@ def resend_orders(cluster: Cluster, now: float, job: Job) -> None:
     again_s = job.resend_at_s()
     if again_s is None or now < again_s:
         return
-    job.orders_sent_s = now
+    job.orders_sent(now)
     order = order_message(job)
     for server in dict.fromkeys(entry.gpu.server for entry in job.uninformed()):
         if order is not None and _alive(cluster, server):
@@ -319,7 +319,8 @@ def stop_cut_off(cluster: Cluster, now: float, job: Job) -> None:
     """Continue the job on one side of a network cut between servers that both reach the controller."""
     if job.cut_since is None or now < job.cut_since + CUT_OFF_TIMEOUT_S:
         return
-    no_data, newest, job.cut_since = unconnected(job), job.newest, None
+    no_data, newest = unconnected(job), job.newest
+    job.note_cut(now, False)
     gone = no_data or cut_off(job)
     if not gone or newest is None:
         return

@@ -332,9 +332,20 @@ class Job(Facts):
         if any(getattr(before, name) != changes[name] for name in SCHEDULED & changes.keys()):
             self.on_reschedule()
 
-    def set_target(self, now: float, target: tuple[GpuAddress, ...], why: str) -> None:
-        """Set the target. `why`, in words, is the reason shown with the change of share that results."""
+    def set_target(
+        self, now: float, target: tuple[GpuAddress, ...], why: str, profiling: ProfilingRun | None = None
+    ) -> None:
+        """Set the target, which is that of a run of measurements, or ends such a run.
+
+        `why`, in words, is the reason shown with the change of share that results.
+        """
+        self.profiling = profiling
         self.update(target=target, target_reason=why[:LONGEST_REASON], target_since_s=now)
+
+    def set_share_by_hand(self, share: int | None) -> None:
+        """Set the share that no policy changes, which ends a run of measurements; None: the policy decides again."""
+        self.profiling = None
+        self.update(manual_share=share)
 
     def put_account(self, account: Account) -> None:
         """Replace the account alone, without notifying the cluster.
@@ -347,6 +358,13 @@ class Job(Facts):
         """Replace fields of one worker's record."""
         if (entry := self.workers.get(worker)) is not None:
             self.put_worker(msgspec.structs.replace(entry, **changes))
+
+    def begin_training(self, now: float, entry: WorkerRecord, step: int) -> None:
+        """Note that a worker has applied its first step."""
+        start_s = max(0.0, now - entry.held_s) if entry.held_s is not None else None
+        self.update_worker(entry.worker, trained=True, began_at=step, start_s=start_s)
+        self.start_failures = 0
+        self.avoided.trains_on(entry.gpu.server)
 
     def put_worker(self, entry: WorkerRecord) -> None:
         """Add a worker, or replace the record of a known one."""
@@ -578,10 +596,18 @@ class Job(Facts):
             and (status.order < newest.generation or (entry.worker in unheard and leader in status.unheard))
         ]
 
+    def orders_sent(self, now: float) -> None:
+        """Note that the newest order, or starts, are sent."""
+        self.orders_sent_s = now
+
     def resend_at_s(self) -> float | None:
         """Return when the newest order and the starts are sent again (Unix time); None if all have arrived."""
         waits = not self.final and (self.worker_sets.unstarted or self.uninformed())
         return max(self.orders_sent_s, self.watched_s) + RESEND_AFTER_S if waits else None
+
+    def note_cut(self, now: float, cut: bool) -> None:
+        """Note whether members of the newest order cannot reach each other."""
+        self.cut_since = None if not cut else self.cut_since if self.cut_since is not None else now
 
     def allow_more(self, worker: WorkerId, by_s: float) -> None:
         """Extend the time limits of a starting worker by `by_s` seconds."""
@@ -618,8 +644,8 @@ class Job(Facts):
         return found
 
     def hold(self, now: float, seconds: float) -> None:
-        """Keep the job from growing for `seconds`."""
-        self.hold_until = now + seconds
+        """Keep the job from growing for `seconds`, also to be measured."""
+        self.hold_until, self.profiling = now + seconds, None
         self.update(hold_s=seconds, held=True)
         self.on_reschedule()
 
@@ -646,6 +672,22 @@ class Job(Facts):
         self.restart_at = now + min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0**vain)
         return self.restart_at
 
+    def let_rest_end(self, now: float) -> None:
+        """Give the workers of a finished job time to end by themselves."""
+        if self.workers:
+            self.stop_rest_at = now + REST_S
+
+    def rest_is_late(self, now: float) -> bool:
+        """Return, once, whether workers of a finished job have not ended in time."""
+        late = self.stop_rest_at is not None and now >= self.stop_rest_at
+        if late:
+            self.stop_rest_at = None
+        return late
+
+    def end_wait_for_restart(self) -> None:
+        """End the wait: the job restarts now, or waits for GPUs."""
+        self.restart_at = None
+
     @property
     def _has_rest(self) -> bool:
         """Return whether there are workers that have not been asked to stop."""
@@ -659,7 +701,7 @@ class Job(Facts):
         if self.record.held:
             self.hold_until = now + self.record.hold_s
         if self.record.phase is JobPhase.FINISHED and self._has_rest:
-            self.stop_rest_at = now + REST_S
+            self.let_rest_end(now)
 
     def leave_out(self, before: float, now: float) -> None:
         """Move all timers by the time from `before` to `now`, during which no controller watched the job."""

@@ -115,7 +115,6 @@ def _keep(cluster: Cluster, now: float, job: Job, kept: set[GpuAddress]) -> None
         return
     why = f"does not grow: {job.record.does_not_grow}"
     cluster.planning.request()
-    job.profiling = None
     if len(target) < least_gpus(job) or not stays:
         start_elsewhere(cluster, now, job, why, proven[0].worker if proven else None)
     else:
@@ -129,7 +128,6 @@ def start_elsewhere(cluster: Cluster, now: float, job: Job, why: str, saver: Wor
     `saver`: the worker that saves; None: the leader.
     """
     job.set_target(now, (), why)
-    job.profiling = None
     cluster.history.add(
         now, EventKind.PREEMPTED, job.id, "cannot be moved while it trains: it saves its state and starts again"
     )

@@ -77,7 +77,6 @@ def _leave(cluster: Cluster, now: float, job: Job, server: ServerId) -> None:
     if kept == job.record.target and not waiting:
         return
     job.set_target(now, kept, f"nothing new is started on server {server}")
-    job.profiling = None
     for entry in waiting:
         job.drop_unstarted(entry.worker)
     cluster.jobs.mark_dirty(job)

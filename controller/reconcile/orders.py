@@ -28,7 +28,7 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
             count_restart(cluster, now, job, "no worker with its state is left")
             if job.final:
                 return
-        job.restart_at = None
+        job.end_wait_for_restart()
     members = tuple(
         Member(
             worker=slot.worker or _new_worker(job, slot.gpu, generation, slot.gpus),
@@ -59,7 +59,7 @@ def give_order(cluster: Cluster, now: float, job: Job, step: GiveOrder) -> None:
         text += f" (before: {gpu_count(len(before.roster.members))})"
     cluster.history.add(now, EventKind.ORDERED, job.id, text)
     cluster.jobs.mark_dirty(job)
-    job.orders_sent_s = now
+    job.orders_sent(now)
     send_order(cluster, job)
 
 

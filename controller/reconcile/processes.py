@@ -29,7 +29,7 @@ def start_waiting(cluster: Cluster, now: float) -> None:
         if not job.elastic:
             _renew_port(cluster, job)
         for entry in able:
-            job.orders_sent_s = now
+            job.orders_sent(now)
             job.update_worker(entry.worker, state=WorkerState.STARTED, held_s=now)
         for entry in able:
             cluster.jobs.mark_dirty(job)

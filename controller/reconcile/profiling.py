@@ -78,7 +78,6 @@ def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...
     if profiling.shares[1:]:
         _measure_with(cluster, now, job, profiling.shares[1:])
         return
-    job.profiling = None
     job.set_target(now, target, "has been measured, and has its GPUs back")
     cluster.jobs.mark_dirty(job)
 
@@ -155,9 +154,9 @@ def _measure_with(cluster: Cluster, now: float, job: Job, shares: tuple[int, ...
     own = job.own_gpus
     target = _some(job.record.target, shares[0])
     reserved = tuple(gpu for gpu in own if gpu not in set(target))
-    job.profiling = ProfilingRun(shares, reserved, began_s=now, until_s=now + cluster.settings.measuring.longest_s)
+    run = ProfilingRun(shares, reserved, began_s=now, until_s=now + cluster.settings.measuring.longest_s)
     text = f"measures its throughput with {shares[0]} of its {len(own)} GPUs"
-    job.set_target(now, target, text)
+    job.set_target(now, target, text, run)
     cluster.jobs.mark_dirty(job)
     cluster.history.add(now, EventKind.MEASURING, job.id, text)
 

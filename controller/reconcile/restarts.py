@@ -6,7 +6,6 @@ from ...protocol.exits import OTHER_CODE
 from ...protocol.messages import EventKind, Failure, Withholding
 from ...protocol.model import Fault, JobPhase
 from ...protocol.texts import span, steps_kept
-from ...protocol.times import REST_S
 from .. import accounting
 from ..cluster import Cluster
 from ..jobs.job import Job
@@ -33,7 +32,7 @@ def start_again(cluster: Cluster, now: float, job: Job) -> None:
     if not job.record.target:
         suspend(cluster, now, job)
     elif now >= restart_at:
-        job.restart_at = None
+        job.end_wait_for_restart()
         job.update(orders=(), broken=())
 
 
@@ -127,8 +126,8 @@ def end_job(cluster: Cluster, now: float, job: Job, phase: JobPhase, reason: str
             job.drop_unstarted(entry.worker)
         elif phase is not JobPhase.FINISHED:
             stop_worker(cluster, now, job, entry.worker)
-    if phase is JobPhase.FINISHED and job.workers:
-        job.stop_rest_at = now + REST_S
+    if phase is JobPhase.FINISHED:
+        job.let_rest_end(now)
 
 
 def end_cancelled(cluster: Cluster, now: float, job: Job) -> None:

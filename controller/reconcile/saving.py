@@ -50,7 +50,7 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
         does_not_grow="",  # the job restarts from its checkpoint
     )
     job.release()  # the restart replaces all its workers
-    job.restart_at = None
+    job.end_wait_for_restart()
     job.enter(JobPhase.PENDING, now)
     cluster.jobs.mark_dirty(job)
 

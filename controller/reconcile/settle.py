@@ -62,7 +62,6 @@ def _steer(cluster: Cluster, now: float, job: Job) -> None:
     if job.record.overtaken:
         job.update(overtaken=False)
         job.set_target(now, (), "it is further than the controller's store, which was restored from a backup")
-        job.profiling = None
         if job.elastic or job.spec.restarts is None:
             suspend(cluster, now, job, furthest(job))
         else:

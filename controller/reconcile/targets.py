@@ -92,7 +92,6 @@ def _wait_elsewhere(cluster: Cluster, now: float, job: Job) -> None:
     """Take the GPUs from a job that can start on no server with a GPU for it."""
     if job.record.target:
         job.set_target(now, (), "no server on which it may begin has a GPU for it")
-        job.profiling = None
         suspend(cluster, now, job)
 
 
@@ -137,7 +136,6 @@ def retarget(
     `for_whom`: the jobs that get its GPUs, as the end of a sentence.
     """
     job.set_target(now, target, why)
-    job.profiling = None
     cluster.jobs.mark_dirty(job)
     if target:
         return

@@ -59,8 +59,7 @@ def outcome(cluster: Cluster, now: float, hypothesis: Hypothesis = AS_IT_IS) -> 
     copied = cluster.what_if(job for name, job in cluster.jobs.index.live.items() if name not in first)
     for name, share in hypothesis.by_hand.items():
         if (job := copied.jobs.get(name)) is not None:
-            job.profiling = None
-            job.update(manual_share=share)
+            job.set_share_by_hand(share)
     if hypothesis.instead is not None:
         copied.jobs.suppose(Job(hypothesis.instead))
     hypothesis.change(copied)

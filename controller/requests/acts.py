@@ -279,8 +279,7 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
     if job.record.idle_shrunk:
         job.update(idle_shrunk=False)  # whoever sets a share knows better than its use
     if share != job.record.manual_share:
-        job.update(manual_share=share)
-        job.profiling = None
+        job.set_share_by_hand(share)
         text = "share given back to the policy" if share is None else f"share fixed at {share} by hand"
         text += by(asked.who)
         if share is not None and share > spec.gpus.max:
