@@ -82,6 +82,8 @@ class Reach:
     names: Mapping[str, Node]
     opaque: tuple[str, ...] = ()  # names of values that cannot be read
     cut: str | None = None  # the limit that has cut values off; None: none has
+    # Second paths to objects that may change in place, each with the first one; None: too deep for a name. Not in `plain`.
+    shared: tuple[tuple[str | None, str | None], ...] = ()
 
     def plain(self) -> list[Any]:
         """Return plain values for MessagePack, at most some hundred kB with the default limits, in the order of the

@@ -177,7 +177,7 @@ def look(
     walk.roots(roots)
     walk.roots(dict(beside or {}))
     walk.classes()
-    return Reach(walk.found, tuple(dict.fromkeys(walk.opaque)), walk.cut)
+    return Reach(walk.found, tuple(dict.fromkeys(walk.opaque)), walk.cut, tuple(walk.shared))
 
 
 def _is_hidden(name: Any) -> bool:
@@ -188,6 +188,7 @@ def _is_hidden(name: Any) -> bool:
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _EMPTY: dict[str, Node] = {}
+_MUTABLE = (list, dict, set, collections.deque, bytearray, torch.Tensor, torch.nn.Module, numpy.ndarray)
 
 _ITERATORS: tuple[type, ...] = tuple(
     {
@@ -247,6 +248,8 @@ class _Walk:
         self._bytes = 0
         self._names = 0
         self._seen: dict[int, tuple[Any, Node | None]] = {}  # keeps each object alive, so that its id stays unique
+        self._first_names: dict[int, str | None] = {}
+        self.shared: list[tuple[str | None, str | None]] = []
         self._classes: dict[str, type] = {}  # classes of the objects that were found
 
     def roots(self, roots: Mapping[str, Any]) -> None:
@@ -284,8 +287,10 @@ class _Walk:
             return Node(None, Kind.OTHER, kind.__name__)
         seen = self._seen.get(id(value))
         if seen is not None:
+            if issubclass(kind, _MUTABLE):
+                self.shared.append((self._first_names.get(id(value)), name))
             return _INSIDE if seen[1] is None else seen[1]._replace(again=True, parts=_EMPTY)
-        self._seen[id(value)] = value, None
+        self._seen[id(value)], self._first_names[id(value)] = (value, None), name
         try:
             node = self._inside(value, kind, name, depth)
         except _Cut as limit:

@@ -9,8 +9,8 @@ history of training losses, is left out, too (`slicing.Slice.follows_from_bodies
 named as before (`crosscheck`).
 
 *When.* The values are read where a state is given to a joining worker or a checkpoint is written. They are set where
-the receiver's loop is at the same place: at once, in the pass over the state's epoch, or else where that epoch begins,
-for its code before the batches, and again where the pass begins, since that code may have changed them once more.
+the receiver's loop is at the same place: at once, in the pass over the state's epoch, or else where that pass begins. The
+epoch's code before the batches gets the values with which it began at the giver, since it may change them.
 
 *What follows from them.* Code at an epoch's beginning may change these variables, compute other values from them, and
 call a function with them that contains the loop over batches: `train_epoch(model, batches, scale)`. If it has changed
@@ -19,12 +19,15 @@ bodies have not changed, come too. A time, and what differs by the worker's plac
 
 *How.* A value is set in the variable of the loop's function or module, or in the attribute of an object of the
 script's own. A list, dict, set or array that the script changes in place is filled in place, so that its other names
-see the change. A tensor that shares memory with the model's, as in `best = model.state_dict()`, is the receiver's own.
+see the change. An object under two names stays one. A tensor that shares memory with the model's, as in
+`best = model.state_dict()`, is the receiver's own. A variable of which only a part is reached by another path, too, such
+as a dict in a list that has a name of its own, is not carried: its parts would be other objects at the receiver.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,16 +47,18 @@ from .plain import pack, unpack
 from .state.script_state import of_plain, place_of, plain_tensor, put
 
 MOST_BYTES = 64 << 20  # of the tensors of all variables
+MOST_HASHED_BYTES = 16 << 20  # of one tensor
 PASSES = 3  # that are looked at whatever it costs; later ones if the time since the last look is `SHARE_OF_EPOCH` looks
 SHARE_OF_EPOCH = 20
 _KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GENERATOR, Kind.MODULE})
-_OF_WEIGHTS = "weights"
+_OF_WEIGHTS, _OWN = "weights", "own"
 _AT_BEGIN = "0 "  # prefix of variables that code at the epoch's beginning has bound
 
 _SMALL = (type(None), bool, int, float, complex, str, bytes, numpy.generic)
 _MOST_ITEMS = 32  # of a container or tensor that follows from variables
 
-# By name: whether the value is filled in place, or the increment of a counter in each body; and the packed value.
+# By name: whether the value is filled in place, or the increment of a counter in each body; the packed value, or the name of
+# the variable that has the same object; and the packed value of the epoch's beginning (None: the same, False: not known).
 Values = Mapping[str, Sequence[Any]]
 
 
@@ -83,32 +88,45 @@ class ScriptVariables:
         self._counted: set[str] = set()  # of them those that are counters of bodies
         # Variables to carry, each with whether it is filled in place; None: not to be carried, by the source
         self._carried: dict[str, bool | None] = {}
+        self._sharing: set[str] = set()  # variables with a part that another path reaches, too
+        # Of the variables to carry, where the present epoch began: text, and packed value without tensors
+        self._at_begin: dict[str, tuple[bytes | None, list[Any] | None]] = {}
         # Of the variables to carry, and of those of functions between the loops, where the present pass began
         self._texts: dict[str, bytes | None] = {}
         self._coming: tuple[int, Values] | None = None  # values for the pass over this epoch
 
     def epoch_begins(self, epoch: int) -> None:
-        """Begin the epoch: its code before the batches has the variables of the received state, which it may change."""
+        """Begin the epoch: its code before the batches has the variables of the received state, as they were there."""
         if self._coming is not None and self._coming[0] <= epoch:
-            self._bind(self._coming[1], self._present_of(self._coming[1]))
+            self._bind(self._coming[1], self._present_of(self._coming[1]), at_begin=True)
+        elif self._passes and self._affords_look():
+            self._look()
+        packing = _Packing(self._modules())
+        self._at_begin = {
+            name: (packing.text(variable), packing.without_tensors(variable)) for name, variable in self._present()
+        }
 
     def pass_begins(self, epoch: int) -> None:
         """Begin the pass over an epoch's batches, after `Looking.first_batches`."""
         if self._coming is not None and self._coming[0] <= epoch:
             self._set(self._coming[1])
-        self._in_pass, self._begun = True, None
+        self._in_pass = True
         self._passes += 1
-        if self._passes <= PASSES or time.monotonic() - self._looked_at_s >= SHARE_OF_EPOCH * self._look_took_s:
-            self._begun = self._look()
+        self._begun = self._look() if self._affords_look() else None
         self._texts = self._texts_now()
 
+    def _affords_look(self) -> bool:
+        since_s = time.monotonic() - self._looked_at_s
+        return self._passes <= PASSES or since_s >= SHARE_OF_EPOCH * self._look_took_s
+
     def _look(self) -> Reach:
-        """Look which variables have changed since the loop began. Returns the look."""
+        """Look which variables have changed since the loop began, and which share a part. Returns the look."""
         began_s = time.monotonic()
         now = self._looking.now(sys._getframe())
         made = [Difference(name, node, node) for name, node in self._looking.made_at_epochs.items()]
         for each in (*self._looking.since_begin(now), *made):
             self._judge(each)
+        self._sharing = {name for pair in now.shared if not _is_alias(*pair) for name in map(_variable, pair)}
         self._looked_at_s = time.monotonic()
         self._look_took_s = self._looked_at_s - began_s
         return now
@@ -121,7 +139,7 @@ class ScriptVariables:
         """Yield the variables to carry."""
         frame = self._looking.frame(sys._getframe())
         for name, in_place in self._carried.items():
-            carried = frame is not None and in_place is not None and name not in self._of_bodies
+            carried = in_place is not None and name not in self._of_bodies and name not in self._sharing
             if carried and frame is not None and (variable := find(frame, name)) is not None:
                 yield name, variable
 
@@ -147,31 +165,42 @@ class ScriptVariables:
         self.pass_ends()
 
     def give(self, looks: bool) -> Values | None:
-        """Return the present values as plain data; None outside a pass over the batches. looks: also of variables that
-        have changed since the last look.
-        """
-        if not self._in_pass:
-            return None
-        kept = self._note()
-        if looks and self._begun is None:
-            self._look()
-        packing = _Packing(self._modules())
-        found = [*self._present(), *((name, variable) for name, variable in self._within() if name in kept)]
-        counters = {name: (variable, by) for name, variable, by in self._counters.present()}
-        found += [(name, variable) for name, (variable, _) in counters.items()]
-        packed = {name: packing.packed(variable) for name, variable in found}
-        how = self._carried | {name: by for name, (_, by) in counters.items()}
-        return {name: [how.get(name, False), each] for name, each in packed.items() if each is not None}
+        """Return the present values as plain data; None outside a pass over the batches, and if the pass was not looked at.
 
-    def _note(self) -> set[str]:
+        looks: look now in this case.
+        """
+        if not self._in_pass or (self._begun is None and not looks):
+            return None
+        kept = self._note(self._look())
+        packing = _Packing(self._modules())
+        counters = {name: (variable, by) for name, variable, by in self._counters.present()}
+        found = dict(self._present()) | {name: variable for name, variable in self._within() if name in kept}
+        found |= {name: variable for name, (variable, _) in counters.items()}
+        how = self._carried | {name: by for name, (_, by) in counters.items()}
+        given: dict[str, Sequence[Any]] = {}
+        firsts: dict[int, str] = {}  # names of objects that have another name, too
+        for name, variable in found.items():
+            if (first := firsts.setdefault(id(variable.value), name)) != name and not isinstance(
+                variable.value, _SMALL
+            ):
+                given[name] = [False, first, None]
+            elif (packed := packing.packed(variable)) is not None:
+                given[name] = [how.get(name, False), packed, self._begin_of(name, packing.text(variable))]
+        return {name: each for name, each in given.items() if type(each[1]) is not str or each[1] in given}
+
+    def _begin_of(self, name: str, text: bytes | None) -> Any:
+        """Return the value at the epoch's beginning: None: the present one; False: it is not known."""
+        before, packed = self._at_begin.get(name, (None, None))
+        return None if before == text else False if packed is None else packed
+
+    def _note(self, now: Reach) -> set[str]:
         """Note which variables have changed since the pass began, if it was looked at; return the unchanged ones."""
         # a copied dict of the model's own tensors changes with them, and not by a statement of a body
         texts = self._texts_now().items()
         kept = {name for name, text in texts if text is not None and text == self._texts.get(name)}
         counted = {variable.place for _, variable, _ in self._counters.present()}
         frame = self._looking.frame(sys._getframe())
-        changed = [] if self._begun is None else differences(self._begun, self._looking.now(frame))
-        for names in map(_names, changed):
+        for names in map(_names, [] if self._begun is None else differences(self._begun, now)):
             found = [find(frame, name) for name in names] if frame is not None else []
             if any(each is not None and each.place in counted for each in found):
                 self._counted.update(names)
@@ -183,7 +212,7 @@ class ScriptVariables:
         """Take over the values of a received state of this epoch. at_once: the script is in the pass over it."""
         self._coming = None if values is None else (epoch, values)
         if values is not None and at_once and self._in_pass:
-            self._note()
+            self._note(self._looking.now(sys._getframe()))
             self._set(values)
             self._begun, self._texts = self._look(), self._texts_now()
 
@@ -192,7 +221,7 @@ class ScriptVariables:
         if self._coming is None:
             self._counters.step_passes(bodies)
             return
-        for how, packed in self._coming[1].values():
+        for how, packed, _ in self._coming[1].values():
             if type(how) is int:
                 packed[0] += how * bodies
 
@@ -214,36 +243,63 @@ class ScriptVariables:
         found = [(name, find(frame, name)) for name in values if " " not in name] if frame is not None else []
         return [(name, variable) for name, variable in found if variable is not None]
 
-    def _bind(self, values: Values, variables: Sequence[tuple[str, Variable]]) -> None:
+    def _bind(self, values: Values, variables: Sequence[tuple[str, Variable]], at_begin: bool = False) -> None:
+        """Bind variables to their values; those of a class that this script does not have stay.
+
+        at_begin: to the values of the epoch's beginning, as far as they are known.
+        """
         modules = self._modules()
         weights = [tensor for module in modules for tensor in _tensors(module)]
+        tensors: dict[int, torch.Tensor] = {}
+        bound: dict[str, Any] = {}
 
         def tensor_of(content: Any, present: Any) -> torch.Tensor:
-            own = weights[content[1]] if content[0] == _OF_WEIGHTS else None
-            return own.detach() if own is not None else of_plain(content, self._device)
+            kind, number, *plain = content
+            if kind == _OF_WEIGHTS:
+                own: torch.Tensor = weights[number].detach()
+                return own
+            if number not in tensors:
+                tensors[number] = of_plain(plain[0], self._device)
+            return tensors[number]
 
         for name, variable in variables:
-            how, packed = values[name]
+            how, packed, begin = values[name]
             in_place = how is True
             if " " not in name:
                 self._carried.setdefault(name, in_place)
+            if at_begin and begin is not None:
+                packed = begin
+            if packed is False or (type(packed) is str and packed not in bound):
+                continue
             try:
-                value = unpack(packed[-1], tensor_of)
+                value = bound[packed] if type(packed) is str else unpack(packed[-1], tensor_of)
             except PeerError:  # a class that other code had (`submit --resume --with-new-code`)
                 continue
-            value = value if len(packed) == 1 else _copied(modules[packed[0]], packed[1], value)
-            variable.bind(filled(variable.value, value) if in_place else value)
+            value = (
+                _copied(modules[packed[0]], packed[1], value) if len(packed) == 3 and type(packed) is list else value
+            )
+            bound[name] = put(variable.value, value) if in_place else value
+            variable.bind(bound[name])
 
     def _judge(self, difference: Difference) -> None:
-        """Decide whether the variable of a value that has changed since the loop began is to be carried."""
+        """Decide whether the variables of a value that has changed since the loop began are to be carried."""
         frame, names = self._looking.frame(sys._getframe()), _names(difference)
-        name = next((each for each in names if frame is not None and find(frame, each) is not None), None)
-        if name is None or difference.node.kind not in _KINDS:
+        found = [name for name in names if frame is not None and find(frame, name) is not None]
+        if not found or difference.node.kind not in _KINDS:
             return
         if not self._counted.isdisjoint(names):
-            self._carried[name] = False
-        elif name not in self._carried and self._of_bodies.isdisjoint(names):
-            self._carried[name] = self._looking.carried_in_place(difference)
+            self._carried |= dict.fromkeys(found, False)
+        elif not self._carried.keys() >= set(found) and self._of_bodies.isdisjoint(names):
+            self._carried |= dict.fromkeys(found, self._looking.carried_in_place(difference))
+
+
+def _is_alias(first: str | None, second: str | None) -> bool:
+    """Return whether both paths are variables, so that one object has two names, rather than being a part of a value."""
+    return first is not None and second is not None and variable_of(first) == first and variable_of(second) == second
+
+
+def _variable(name: str | None) -> str:
+    return "" if name is None else variable_of(name)
 
 
 def _is_small(value: Any) -> bool:
@@ -269,6 +325,9 @@ class _Packing:
         weights = [tensor for module in modules for tensor in _tensors(module)]
         self._weights = {place_of(each): number for number, each in enumerate(weights) if each.numel()}
         self._bytes = 0  # of the tensors packed so far
+        self._numbers: dict[tuple[Any, ...], int] = {}  # of the tensors, by their places in memory
+        self._alive: list[torch.Tensor] = []  # so that no other tensor gets one of these places
+        self._places: dict[int, tuple[Any, ...]] = {}  # of the first tensor in each memory
 
     def packed(self, variable: Variable) -> list[Any] | None:
         """Return the value as plain data; None if it cannot be carried, or with the others is too large."""
@@ -299,16 +358,36 @@ class _Packing:
                 return [position, [each.training for each in value.modules()], pack(tensors, name, number)]
         raise UserError(f"{name} is a module that is no copy of one of the job")
 
+    def without_tensors(self, variable: Variable) -> list[Any] | None:
+        """Return the value as plain data; None if it contains tensors, or cannot be carried."""
+        try:
+            return [pack(variable.value, variable.name)]
+        except UserError:
+            return None
+
     def _content(self, tensor: torch.Tensor, where: str) -> list[Any]:
         if (own := self._own(tensor, where)) is not None:
             return own
+        place = place_of(tensor)
+        self._alive.append(tensor)
+        number = self._numbers.setdefault(place, len(self._numbers))
+        memory = tensor.untyped_storage().data_ptr()
+        if tensor.numel() and self._places.setdefault(memory, place) != place:
+            raise UserError(f"{where} is a tensor that shares memory with another one")
         self._bytes += tensor.nbytes
         if self._bytes > MOST_BYTES:
             raise UserError(f"{where} is a large tensor")
-        return plain_tensor(tensor)
+        return [_OWN, number, plain_tensor(tensor)]
 
     def _version(self, tensor: torch.Tensor, where: str) -> list[Any]:
-        return self._own(tensor, where) or [tensor.data_ptr(), tensor._version]
+        if (own := self._own(tensor, where)) is not None:
+            return own
+        if tensor.device.type != "cpu":
+            return [tensor.data_ptr(), tensor._version]
+        if tensor.nbytes > MOST_HASHED_BYTES:  # an array has no version, and reading all of it would take long
+            raise UserError(f"{where} is too large to be compared")
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return [str(tensor.dtype), list(tensor.shape), hashlib.blake2b(memoryview(data), digest_size=16).digest()]
 
     def _own(self, tensor: torch.Tensor, where: str) -> list[Any] | None:
         """Return the number of a tensor of the weights; None for other tensors."""
@@ -343,17 +422,3 @@ def _copied(module: torch.nn.Module, modes: Sequence[bool], tensors: Sequence[to
     for each, mode in zip(found.modules(), modes, strict=True):
         each.training = mode
     return found
-
-
-def filled(present: Any, value: Any) -> Any:
-    """Return `present` filled with `value` if both are of one kind, and their parts likewise; else `value`."""
-    if type(present) is list and type(value) is list:
-        kept = [filled(old, new) for old, new in zip(present, value, strict=False)]
-        present[:] = kept + value[len(kept) :]
-        return present
-    if isinstance(present, dict) and type(present) is type(value):
-        items = {key: filled(present[key], each) if key in present else each for key, each in value.items()}
-        present.clear()
-        present.update(items)
-        return present
-    return put(present, value)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from elasticd.worker.script_variables import Variable, filled, find
+from elasticd.worker.frames import Variable, find
 from tests.worker.ranks import also
 
 ALONE = [[0, [0]]]
 TWO = [[0, [0, 1]]]
 # One, three, one of them lost in a step that it has missed, two, others; in the middle of epochs and at their edges
 CHANGING = [[0, [0]], [4, [0, 1, 2]], [9, [0, 1, 2], [2]], [13, [1, 2]], [16, [2, 3, 4]], [20, [3, 4, 5]]]
-CASES = ["early_stopping", "objects", "counters", *also("of_a_module", "closures", "teachers")]
+CASES = ["early_stopping", "objects", "counters", "used_up", *also("of_a_module", "closures", "teachers")]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -111,17 +109,3 @@ def test_no_code_of_the_script_runs_when_an_attribute_is_bound() -> None:
     vars(guarded)["best"] = 1
     Variable(guarded, "best", 1).bind(2)
     assert vars(guarded)["best"] == 2
-
-
-def test_containers_keep_their_identity_and_that_of_their_parts() -> None:
-    inner, array = [1.0], torch.zeros(2).numpy()
-    outer = {"a": inner, "b": array, "gone": 1}
-    names = SimpleNamespace(outer=outer, inner=inner)
-    assert filled(outer, {"a": [1.0, 2.0], "b": torch.ones(2).numpy(), "new": (3,)}) is outer
-    assert names.outer["a"] is names.inner is inner
-    assert inner == [1.0, 2.0]
-    assert outer["b"] is array
-    assert array.tolist() == [1.0, 1.0]
-    assert list(outer) == ["a", "b", "new"]
-    assert filled(outer, None) is None
-    assert filled((1,), (2,)) == (2,)

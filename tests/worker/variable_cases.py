@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,8 @@ def early_stopping(run: Run) -> list[Any]:
     raw = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     best, patience, factor = math.inf, 0, 1.0
     history: dict[str, list[float]] = {"loss": []}
-    losses = history["loss"]
+    losses: list[float] = []
+    same = losses
     best_state: dict[str, torch.Tensor] | None = None
     model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
     for epoch in run.epochs(EPOCHS):
@@ -60,6 +62,7 @@ def early_stopping(run: Run) -> list[Any]:
         train_epoch(model, optimizer, batches, factor)
         loss = validate(model)
         losses.append(loss)
+        history["loss"].append(loss)
         if loss < best:
             best, patience = loss, 0
             best_state = copy.deepcopy(model.state_dict())
@@ -69,8 +72,28 @@ def early_stopping(run: Run) -> list[Any]:
                 model.load_state_dict(best_state)
                 patience = 0
     run.finish()
-    assert losses is history["loss"]
+    assert losses is same
     return [model.state_dict(), best_state, [best, patience, factor, history]]
+
+
+def used_up(run: Run) -> list[Any]:
+    """Values that code at an epoch's beginning takes out of a list, and a deque that is changed there and behind the batches."""
+    model = network()
+    raw = torch.optim.SGD(model.parameters(), lr=0.2)
+    scales = [1.0, 0.8, 0.6, 0.4]
+    window, latest = deque([1.0, 2.0], 2), [0.0]
+    first = latest
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for epoch in run.epochs(EPOCHS):
+        assert len(scales) == EPOCHS - epoch
+        scale = scales.pop(0) * window.popleft()
+        train_epoch(model, optimizer, batches, scale + first[0])
+        window.append(validate(model))
+        window.append(1 + 0.1 * epoch)
+        latest[0] = validate(model)
+    run.finish()
+    assert first is latest
+    return [model.state_dict(), [scales, list(window), latest]]
 
 
 class EarlyStopping:
