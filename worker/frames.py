@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from .own_code import attributes_of, directories, own_modules, variables_in
+from .own_code import attributes_of, consumers, directories, own_modules, variables_in
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,12 @@ def find(frame: FrameType, name: str) -> Variable | None:
     None if there is none, or its owner is no object with attributes of its own.
     """
     root, *attributes = name.split(".")
-    variables = variables_in(frame)
-    if not attributes:
-        if root in variables:
-            return Variable(frame, root, variables[root])
-        return Variable(frame.f_globals, root, frame.f_globals[root]) if root in frame.f_globals else None
-    scope = {**frame.f_globals, **variables}
-    if root in scope:
-        return _attribute(scope[root], attributes)
+    for each in (frame, *consumers(frame)):
+        if root in (variables := variables_in(each)):
+            return _attribute(variables[root], attributes) if attributes else Variable(each, root, variables[root])
+    if root in frame.f_globals:
+        value = frame.f_globals[root]
+        return _attribute(value, attributes) if attributes else Variable(frame.f_globals, root, value)
     for prefix, module in own_modules(directories(), frame.f_globals).items():
         if name.startswith(f"{prefix}."):
             first, *others = name[len(prefix) + 1 :].split(".")

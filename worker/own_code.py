@@ -35,6 +35,18 @@ def loop_frame(frame: FrameType | None, code: CodeType | None = None) -> FrameTy
     return found
 
 
+def consumers(frame: FrameType) -> list[FrameType]:
+    """Return the frames of the script's own code that iterate a running generator, from the generator outwards: their
+    variables belong to the loop that it contains. None for other functions.
+    """
+    found: list[FrameType] = []
+    own, outer = directories(), frame.f_back
+    while outer is not None and (found[-1] if found else frame).f_code.co_flags & _GENERATOR:
+        found += [outer] if is_own_file(outer.f_code.co_filename, own) else []
+        outer = outer.f_back
+    return found
+
+
 def _normal(path: str) -> str:
     """Return the absolute path in its normal form. Nearly all of the 2,000 files of a worker have it already."""
     whole = f"{path}/"
@@ -180,6 +192,7 @@ MAIN = ("__main__", "__mp_main__")
 
 _SNAPSHOT_USERS = frozenset({"locals", "vars", "eval", "exec", "dir"})
 _OPTIMIZED = 1  # inspect.CO_OPTIMIZED: the flag of a function's code
+_GENERATOR = 0x20  # inspect.CO_GENERATOR
 
 
 def variables_in(frame: FrameType) -> dict[str, Any]:
@@ -195,6 +208,15 @@ def variables_in(frame: FrameType) -> dict[str, Any]:
     if type(snapshot) is dict and not _SNAPSHOT_USERS & set(frame.f_code.co_names):
         snapshot.clear()
     return variables
+
+
+def variables_of_loop(frame: FrameType) -> dict[str, Any]:
+    """Return the variables that code in the frame of a loop reaches by their names, and those of `consumers`."""
+    return {
+        **frame.f_globals,
+        **{name: value for each in reversed(consumers(frame)) for name, value in variables_in(each).items()},
+        **variables_in(frame),
+    }
 
 
 _MRO = type.__dict__["__mro__"]

@@ -81,6 +81,7 @@ from .own_code import (
     own_modules,
     own_names,
     variables_in,
+    variables_of_loop,
 )
 from .sampled import MARSHAL, SAMPLED_ELEMENTS, flattened, sampled, strides
 from .state.training_state import TrainingState
@@ -111,13 +112,12 @@ def names_bound(frame: FrameType | None) -> frozenset[str]:
     """Return the variables that have a value now, of this frame and of its module."""
     if frame is None:
         return frozenset()
-    variables = variables_in(frame)
-    return frozenset(variables) | frozenset(list(frame.f_globals))
+    return frozenset(variables_of_loop(frame))
 
 
 def names_of(frame: FrameType | None, known: Collection[int]) -> frozenset[str]:
     """Return the variables of this frame and its module that refer to objects with these ids."""
-    variables = {} if frame is None else {**frame.f_globals, **variables_in(frame)}
+    variables = {} if frame is None else variables_of_loop(frame)
     return frozenset(name for name, value in variables.items() if id(value) in known)
 
 
@@ -169,7 +169,7 @@ def look(
     walk = _Walk(frozenset(known), limits, clock, directories())
     roots: dict[str, Any] = {}
     if frame is not None:
-        variables = {**frame.f_globals, **variables_in(frame)}
+        variables = variables_of_loop(frame)
         roots.update({name: value for name, value in variables.items() if name in bound})
         for prefix, module in own_modules(walk.directories, frame.f_globals).items():
             roots.update({f"{prefix}.{name}": value for name, value in list(module.items()) if not _is_hidden(name)})

@@ -386,8 +386,8 @@ class _Packing:
             return [tensor.data_ptr(), tensor._version]
         if tensor.nbytes > MOST_HASHED_BYTES:  # an array has no version, and reading all of it would take long
             raise UserError(f"{where} is too large to be compared")
-        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-        return [str(tensor.dtype), list(tensor.shape), hashlib.blake2b(memoryview(data), digest_size=16).digest()]
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return [str(tensor.dtype), list(tensor.shape), hashlib.blake2b(data, digest_size=16).digest()]
 
     def _own(self, tensor: torch.Tensor, where: str) -> list[Any] | None:
         """Return the number of a tensor of the weights; None for other tensors."""

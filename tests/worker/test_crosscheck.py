@@ -79,6 +79,13 @@ def test_a_newcomer_takes_over_a_switch_of_an_earlier_epoch(tmp_path: Path, trai
     assert outcome.states == dict.fromkeys(range(2), alone(train, tmp_path, "switched_before_it_came"))
 
 
+def test_a_newcomer_without_an_object_that_two_variables_share_ends(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="record_with_two_names", joins=14)
+    assert outcome.codes == [0, exits.UNLIKE], outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, "record_with_two_names")}
+    assert "; best is a dict of 1 on w.0 and None on w.1" in outcome.told, outcome.told
+
+
 def test_states_that_differ_are_told_with_the_values_that_scripts_keep(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=2, case="scale_in_the_update", joins=6)
     assert outcome.codes == [0, exits.UNLIKE], outcome.told

@@ -308,6 +308,23 @@ def teacher_of_an_epoch(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+def record_with_two_names(run: Run) -> list[Any]:
+    """The best record is an item of the history, too, and is changed there."""
+    model, optimizer, batches = prepared(run)
+    history: list[dict[str, Any]] = []
+    best: dict[str, Any] | None = None
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            weight = 1.0 if best is None else 1.0 + best["weight"]
+            (weight * functional.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+        history.append({"weight": 0.01 * epoch})
+        if best is not None:
+            best["weight"] = 0.0
+        best = history[-1]
+    return ended(run, model)
+
+
 def own_generator(run: Run) -> list[Any]:
     model, optimizer, batches = prepared(run)
     generator = torch.Generator().manual_seed(7)

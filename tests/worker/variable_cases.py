@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,17 +84,45 @@ def used_up(run: Run) -> list[Any]:
     scales = [1.0, 0.8, 0.6, 0.4]
     window, latest = deque([1.0, 2.0], 2), [0.0]
     first = latest
+    rows = [[1.0], [1.0]]
+    oldest = rows[0]  # never changes, although it leaves the list
     model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
     for epoch in run.epochs(EPOCHS):
         assert len(scales) == EPOCHS - epoch
         scale = scales.pop(0) * window.popleft()
-        train_epoch(model, optimizer, batches, scale + first[0])
+        train_epoch(model, optimizer, batches, scale + first[0] + oldest[0])
+        rows.pop(0)
+        rows.append([validate(model)])
         window.append(validate(model))
         window.append(1 + 0.1 * epoch)
         latest[0] = validate(model)
     run.finish()
     assert first is latest
-    return [model.state_dict(), [scales, list(window), latest]]
+    return [model.state_dict(), [scales, list(window), latest, rows, oldest]]
+
+
+def epochs_of(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> Iterator[float]:
+    for _ in run.epochs(EPOCHS):
+        train_epoch(model, optimizer, batches)
+        yield validate(model)
+
+
+def iterated(run: Run) -> list[Any]:
+    """A loop over epochs in a generator, whose consumer keeps values and lowers the rate."""
+    model = network()
+    raw = torch.optim.SGD(model.parameters(), lr=0.5)
+    best, bad, history = math.inf, 0, []
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for loss in epochs_of(run, model, optimizer, batches):
+        history.append(loss)
+        if loss < best - 0.05:
+            best, bad = loss, 0
+        else:
+            bad += 1
+            for group in optimizer.param_groups:
+                group["lr"] = 0.5 / (1 + bad)
+    run.finish()
+    return [model.state_dict(), [best, bad, history]]
 
 
 class EarlyStopping:
