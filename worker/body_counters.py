@@ -22,7 +22,6 @@ from typing import NamedTuple
 from .assigned import Source
 from .frames import Variable, find
 from .looking import Looking
-from .reachable import carried
 from .syntax import PARSED, called_name, walk
 
 
@@ -41,7 +40,7 @@ class BodyCounters:
         self._begun: dict[str, int] = {}  # values where the step in progress began
         self._expected: dict[str, int] = {}  # values where the body in progress should end
         self._others: set[str] = set()  # variables that have turned out to be no counters
-        self._known: frozenset[int] = frozenset()  # ids of objects of which the job carries the attributes
+        self._known: frozenset[int] = frozenset()  # ids of registered objects, of which the job carries the attributes
 
     def present(self) -> Iterator[tuple[str, Variable, int]]:
         """Yield the counters, with a name that is the same on all workers, and the increment."""
@@ -51,10 +50,11 @@ class BodyCounters:
                 if variable is not None and type(variable.value) is int and id(variable.owner) not in self._known:
                     yield f"{prefix}{name}", variable, by
 
-    def step_begins(self) -> None:
-        """Begin a step, before its first body."""
-        self._known = carried(self._looking.state)
+    def step_begins(self) -> bool:
+        """Begin a step, before its first body; return whether there is a counter."""
+        self._known = frozenset(map(id, self._looking.state.registered.objects()))
         self._begun = {name: variable.value for name, variable, _ in self.present()}
+        return bool(self._begun)
 
     def body_begins(self, before: int) -> None:
         """Begin a body. before: number of the step's bodies that one worker alone would have run before it."""

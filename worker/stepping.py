@@ -350,9 +350,7 @@ class Stepping:
         self._batches.clear()
         if self._checked is not None and not self._loader.reads_any:
             self._send_checked(self._checked)
-        counters = self._counting(bodies)
-        if counters is not None:
-            counters.step_begins()
+        counters = self._counting()
         while self.gathering.number != COUNTS:
             yield from self._rehearse()
         yield from self._run_bodies(bodies, counters)
@@ -366,10 +364,12 @@ class Stepping:
                 self._bodies_before(self._recipe.virtual_workers) if self._held.next_step > self._step else 0
             )
 
-    def _counting(self, bodies: Sequence[int]) -> BodyCounters | None:
-        """Return the counters of bodies; None if they need no help: these are the bodies of one worker alone, in their order."""
-        needed = self._recipe.backwards or len(bodies) != self._bodies_before(self._recipe.virtual_workers)
-        return self._counters if self._looks_on and needed and not self.evaluations.refuses else None
+    def _counting(self) -> BodyCounters | None:
+        """Begin the step of the counters of bodies; None: there are none, or one worker alone runs its bodies in their order."""
+        counts = (
+            self._looks_on and (self._communicator.size > 1 or self._recipe.backwards) and not self.evaluations.refuses
+        )
+        return self._counters if self._counters is not None and counts and self._counters.step_begins() else None
 
     def _bodies_before(self, virtual_worker: int) -> int:
         """Return the number of bodies that one worker alone would run in this step before that of a virtual worker."""
