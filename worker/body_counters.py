@@ -45,7 +45,7 @@ class BodyCounters:
     def present(self) -> Iterator[tuple[str, Variable, int]]:
         """Yield the counters, with a name that is the same on all workers, and the increment."""
         for prefix, frame in self._looking.frames(sys._getframe()):
-            for name, by in _counters(frame.f_code, frame.f_lineno):
+            for name, by in _counters(frame.f_code, frame.f_lineno or 0):
                 variable = find(frame, name) if f"{prefix}{name}" not in self._others else None
                 if variable is not None and type(variable.value) is int and id(variable.owner) not in self._known:
                     yield f"{prefix}{name}", variable, by

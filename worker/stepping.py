@@ -360,9 +360,8 @@ class Stepping:
         if not bodies:
             self.complete_own_part()
         if counters is not None:
-            counters.step_ends(
-                self._bodies_before(self._recipe.virtual_workers) if self._held.next_step > self._step else 0
-            )
+            applied = self._held.next_step > self._step
+            counters.step_ends(self._bodies_before(self._recipe.virtual_workers) if applied else 0)
 
     def _counting(self) -> BodyCounters | None:
         """Begin the step of the counters of bodies; None: there are none, or one worker alone runs its bodies in their order."""

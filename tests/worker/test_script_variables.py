@@ -13,8 +13,16 @@ from tests.worker.ranks import also
 
 ALONE = [[0, [0]]]
 TWO = [[0, [0, 1]]]
-# One, three, one of them lost in a step that it has missed, two, others; in the middle of epochs and at their edges
-CHANGING = [[0, [0]], [4, [0, 1, 2]], [9, [0, 1, 2], [2]], [13, [1, 2]], [16, [2, 3, 4]], [20, [3, 4, 5]]]
+# One, three, one of them lost in a step that it has missed, a step given up, two, others; in epochs and at their edges
+CHANGING = [
+    [0, [0]],
+    [4, [0, 1, 2]],
+    [9, [0, 1, 2], [2]],
+    [11, [2, 1, 0], [], 0],
+    [13, [1, 2]],
+    [16, [2, 3, 4]],
+    [20, [3, 4, 5]],
+]
 CASES = ["early_stopping", "objects", "counters", "used_up", *also("of_a_module", "closures", "teachers", "iterated")]
 
 
