@@ -289,14 +289,18 @@ class HeldState:
         for description, tensor in zip(header["tensors"], tensors, strict=True):
             if tensor.data_ptr() in staged:
                 description[3] = "device"
-        given = {**self.to_give(header), SCRIPT: self.looks(), KEYS: self.parts.keys()}
+        seen = {} if SCRIPT in header else {SCRIPT: self.looks()}
+        given = {**self.to_give(header), **seen, KEYS: self.parts.keys()}
         self._writer.save(save, given, tensors, mutable=self.parts.changing(tensors))
 
     def interlude_begins(self, after_step: bool, interruptible: bool = True) -> None:
         """Begin the script's code between two steps. after_step: the code is a function of `run.every`."""
         header = self.header({}) if self._writer is not None and interruptible else None
-        if header is not None and not after_step:
-            header.update(self._variables(looks=False))
+        if header is not None and not after_step and (variables := self._variables(looks=False)):
+            header |= {
+                **variables,
+                SCRIPT: self.looks(),
+            }  # both of the same moment, or a restart would miss what changes now
         if self.variables is not None and not after_step:
             self.variables.pass_ends()
         self.interlude = Interlude(header, self.parts.tensors() if header else [], after_step)
