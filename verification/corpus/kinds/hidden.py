@@ -4,7 +4,7 @@ property, a closure, a partial function or an iterator.
 
 from __future__ import annotations
 
-from ..script import FOUND, Script
+from ..script import EQUAL, FOUND, Script
 
 _JOIN = "run = elastic.join()\n"
 
@@ -163,20 +163,7 @@ SCRIPTS: tuple[Script, ...] = (
             ("            dataset.targets[indices[sure]] = predicted[sure]\n", ""),
         ),
     ),
-    Script(
-        "best_model_weights",
-        FOUND,
-        "best_model_wts",
-        "state = run.state(best_model_wts=…, best_acc=0.0)",
-        (
-            ("best_model_wts = copy.deepcopy(model.state_dict())\nbest_acc = 0.0\n", ""),
-            (_JOIN, _JOIN + "state = run.state(best_model_wts=copy.deepcopy(model.state_dict()), best_acc=0.0)\n"),
-            ("epoch_acc > best_acc", "epoch_acc > state.best_acc"),
-            ("        best_acc =", "        state.best_acc ="),
-            ("        best_model_wts =", "        state.best_model_wts ="),
-            ("(best_model_wts)", "(state.best_model_wts)"),
-        ),
-    ),
+    Script("best_model_weights", EQUAL),
     Script(
         "data_prefetcher",
         FOUND,
@@ -234,21 +221,7 @@ SCRIPTS: tuple[Script, ...] = (
             ("(average)", "(average.module.state_dict())"),
         ),
     ),
-    Script(
-        "plateau_by_hand",
-        FOUND,
-        "best_loss",
-        "state = run.state(best_loss=float('inf'), bad_epochs=0)",
-        (
-            ('best_loss, bad_epochs = float("inf"), 0\n', ""),
-            (_JOIN, _JOIN + 'state = run.state(best_loss=float("inf"), bad_epochs=0)\n'),
-            ("< best_loss - 0.3", "< state.best_loss - 0.3"),
-            ("        best_loss, bad_epochs =", "        state.best_loss, state.bad_epochs ="),
-            ("bad_epochs += 1", "state.bad_epochs += 1"),
-            ("if bad_epochs >= 2", "if state.bad_epochs >= 2"),
-            ("        bad_epochs = 0", "        state.bad_epochs = 0"),
-        ),
-    ),
+    Script("plateau_by_hand", EQUAL),
     Script(
         "reseeded_by_counter",
         FOUND,

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from ..script import FOUND, Script
+from ..script import EQUAL, FOUND, Script
 
 _JOIN = "run = elastic.join()\n"
 
 SCRIPTS: tuple[Script, ...] = (
-    Script(
-        "step_counter_curriculum",
-        FOUND,
-        "global_step",
-        "state = run.state(global_step=0)",
-        (
-            ("global_step = 0\n", "state = run.state(global_step=0)\n"),
-            ("min(1.0, global_step", "min(1.0, state.global_step"),
-            ("        global_step += 1", "        state.global_step += 1"),
-        ),
-    ),
+    Script("step_counter_curriculum", EQUAL),
     Script(
         "step_counter_warmup_by_hand",
         FOUND,
@@ -52,17 +42,7 @@ SCRIPTS: tuple[Script, ...] = (
             ("annealer = Annealer(80)\nrun = elastic.join()\n", "run = elastic.join()\nannealer = Annealer(80)\n"),
         ),
     ),
-    Script(
-        "mixup_alpha_schedule",
-        FOUND,
-        "seen",
-        "state = run.state(seen=0)",
-        (
-            ("\nseen = 0\n", "\nstate = run.state(seen=0)\n"),
-            ("min(seen, ", "min(state.seen, "),
-            ("        seen += 1", "        state.seen += 1"),
-        ),
-    ),
+    Script("mixup_alpha_schedule", EQUAL),
     Script(
         "reinforce_moving_baseline",
         FOUND,
@@ -88,13 +68,7 @@ SCRIPTS: tuple[Script, ...] = (
             ("`state.running_reward`", "`running_reward`"),
         ),
     ),
-    Script(
-        "loss_weight_at_epoch",
-        FOUND,
-        "auxiliary_weight",
-        "state = run.state(auxiliary_weight=0.0)",
-        (("    if epoch == 1:\n", "    if epoch >= 1:\n"),),
-    ),
+    Script("loss_weight_at_epoch", EQUAL),
     Script("augmentation_off_at_epoch", FOUND, "mosaic", "if epoch >= 1:", (("epoch == 1", "epoch >= 1"),)),
     Script(
         "best_checkpoint_local_loss",
@@ -315,17 +289,7 @@ SCRIPTS: tuple[Script, ...] = (
         "run.steps_done",
         (("/ noisy.calls", "/ (run.steps_done + 1)"),),
     ),
-    Script(
-        "discriminator_start",
-        FOUND,
-        "global_step",
-        "state = run.state(global_step=0)",
-        (
-            ("global_step = 0\nrun = elastic.join()\n", "run = elastic.join()\nstate = run.state(global_step=0)\n"),
-            ("(1.0, global_step,", "(1.0, state.global_step,"),
-            ("        global_step += 1", "        state.global_step += 1"),
-        ),
-    ),
+    Script("discriminator_start", EQUAL),
     Script(
         "freeze_updates",
         FOUND,
@@ -359,30 +323,8 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
-    Script(
-        "scheduled_sampling",
-        FOUND,
-        "batches_seen",
-        "state = run.state(batches_seen=0)",
-        (
-            ("batches_seen = 0\nrun = elastic.join()\n", "run = elastic.join()\nstate = run.state(batches_seen=0)\n"),
-            ("threshold(batches_seen)\n", "threshold(state.batches_seen)\n"),
-            ("        batches_seen += 1", "        state.batches_seen += 1"),
-        ),
-    ),
-    Script(
-        "early_stopping_object",
-        FOUND,
-        "stopper",
-        "state = run.state(counter=0, best_val_loss=np.inf)",
-        (
-            ("self.counter, self.best_val_loss, self.early_stop = 0, np.inf, False", "self.early_stop = False"),
-            ("self.best_val_loss, self.counter = val_loss", "state.best_val_loss, state.counter = val_loss"),
-            ("self.best_val_loss", "state.best_val_loss"),
-            ("self.counter", "state.counter"),
-            (_JOIN, _JOIN + "state = run.state(counter=0, best_val_loss=np.inf)\n"),
-        ),
-    ),
+    Script("scheduled_sampling", EQUAL),
+    Script("early_stopping_object", EQUAL),
     Script(
         "baseline_from_first",
         FOUND,

@@ -4,7 +4,7 @@ of public code lists under names such as `train.py`.
 
 from __future__ import annotations
 
-from ..script import EITHER, EQUAL, FOUND, Script
+from ..script import EQUAL, FOUND, Script
 
 _JOIN = "run = elastic.join()\n"
 
@@ -111,20 +111,7 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
-    Script(
-        "ordinary_graph_tokens",
-        FOUND,
-        "best_state",
-        "run.state",
-        (
-            _state('patience=3, best_vals=[0.0, float("inf")], best_epoch=None, best_state=None'),
-            ("        self.patience = self.max_patience = patience\n", "        self.max_patience = patience\n"),
-            ('        self.best_vals, self.best_epoch, self.best_state = [0.0, float("inf")], None, None\n', ""),
-            ("self.best_", "state.best_"),
-            ("self.patience", "state.patience"),
-            ("early_stopping.best_", "state.best_"),
-        ),
-    ),
+    Script("ordinary_graph_tokens", EQUAL),
     Script(
         "ordinary_slot_attention",
         FOUND,
@@ -160,13 +147,7 @@ SCRIPTS: tuple[Script, ...] = (
     ),
     Script("ordinary_denoising_unet", EQUAL),
     Script("ordinary_sum_rnn", EQUAL),
-    Script(
-        "ordinary_digit_cnn",
-        FOUND,
-        "best_acc",
-        "run.state",
-        (("best_acc", "state.best_acc"), ("state.best_acc = 0.0\n", ""), _state("best_acc=0.0")),
-    ),
+    Script("ordinary_digit_cnn", EQUAL),
     Script(
         "ordinary_cell_convlstm",
         FOUND,
@@ -210,19 +191,7 @@ SCRIPTS: tuple[Script, ...] = (
             ("str(batch_id + 1)", "str(run.steps_done + 1)"),
         ),
     ),
-    Script(
-        "ordinary_survival_fusion",
-        FOUND,
-        "best_val_cindex",
-        "run.state",
-        (
-            ("best_val_cindex", "state.best_val_cindex"),
-            ("epochs_without_improvement", "state.epochs_without_improvement"),
-            ('    state.best_val_cindex = -float("inf")\n', ""),
-            ("    state.epochs_without_improvement = 0\n    model", "    model"),
-            _state('best_val_cindex=-float("inf"), epochs_without_improvement=0', "    "),
-        ),
-    ),
+    Script("ordinary_survival_fusion", EQUAL),
     Script(
         "ordinary_kfold_graph",
         FOUND,
@@ -267,31 +236,8 @@ SCRIPTS: tuple[Script, ...] = (
     Script("ordinary_logistics_graph", EQUAL),
     Script("ordinary_gp_classifier", EQUAL),
     Script("ordinary_conditional_vae", EQUAL),
-    Script(
-        "ordinary_periodic_series",
-        FOUND,
-        "best_val_acc",
-        "run.state",
-        (
-            ("model.state_dict().copy()", "{name: each.clone() for name, each in model.state_dict().items()}"),
-            ("best_val_acc", "state.best_val_acc"),
-            ("patience_counter", "state.patience_counter"),
-            ("best_state", "state.best_state"),
-            ("    state.best_val_acc = 0.0\n    state.patience_counter = 0\n    state.best_state = None\n", ""),
-            _state("best_val_acc=0.0, patience_counter=0, best_state=None", "    "),
-        ),
-    ),
-    Script(
-        "ordinary_vqvae_faces",
-        FOUND,
-        "best_loss",
-        "run.state",
-        (
-            ("best_loss", "state.best_loss"),
-            ('state.best_loss = float("inf")\n', ""),
-            _state('best_loss=float("inf")'),
-        ),
-    ),
+    Script("ordinary_periodic_series", EQUAL),
+    Script("ordinary_vqvae_faces", EQUAL),
     Script(
         "ordinary_trainer_callbacks",
         FOUND,
@@ -321,17 +267,7 @@ SCRIPTS: tuple[Script, ...] = (
             ("sum(e_loss_G) / len(e_loss_G)", "sum(e_loss_G) / max(1, len(e_loss_G))"),
         ),
     ),
-    Script(
-        "ordinary_intent_slots",
-        FOUND,
-        "_max_validation_loss",
-        "run.state",
-        (
-            ("        self._max_validation_loss = 6.0\n", ""),
-            ("self._max_validation_loss", "state.max_validation_loss"),
-            _state("max_validation_loss=6.0"),
-        ),
-    ),
+    Script("ordinary_intent_slots", EQUAL),
     Script(
         "ordinary_pyramid_segmentation",
         FOUND,
@@ -362,22 +298,7 @@ SCRIPTS: tuple[Script, ...] = (
             _state("best=0.0"),
         ),
     ),
-    Script(
-        "ordinary_evidential",
-        EITHER,
-        "best_acc",
-        "run.state",
-        (
-            ("        self.best_model_wts = deepcopy(self.model.state_dict())\n        self.best_acc = 0.0\n", ""),
-            (
-                "            self.best_acc = self.epoch_acc\n            self.best_model_wts =",
-                "            state.best_acc = self.epoch_acc\n            state.best_model_wts =",
-            ),
-            ("self.best_acc", "state.best_acc"),
-            ("self.best_model_wts", "state.best_model_wts"),
-            _state("best_acc=0.0, best_model_wts=None"),
-        ),
-    ),
+    Script("ordinary_evidential", EQUAL),
     Script(
         "ordinary_yolo_boxes",
         FOUND,
@@ -400,66 +321,11 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
-    Script(
-        "ordinary_energy_disaggregation",
-        FOUND,
-        "best_f1",
-        "run.state",
-        (
-            ("        best_mae_err = np.array(999.0)\n        best_f1 = np.array(0.0)\n", ""),
-            ("best_f1", "state.best_f1"),
-            ("best_mae_err", "state.best_mae_err"),
-            ("        early_stopping_counter = 0\n        for", "        for"),
-            ("early_stopping_counter", "state.early_stopping_counter"),
-            _state("best_mae_err=np.array(999.0), best_f1=np.array(0.0), early_stopping_counter=0"),
-        ),
-    ),
-    Script(
-        "ordinary_recommender",
-        FOUND,
-        "best_result",
-        "run.state",
-        (
-            (
-                "        best_result = 0\n        best_dict = {}\n        best_epoch = 0\n        best_model = None\n",
-                "",
-            ),
-            ("best_result", "state.best_result"),
-            ("best_dict", "state.best_dict"),
-            ("best_epoch", "state.best_epoch"),
-            ("best_model = copy.deepcopy(self.model)", "state.best_model = copy.deepcopy(self.model.state_dict())"),
-            ("best_model.state_dict()", "state.best_model"),
-            _state("best_result=0, best_dict={}, best_epoch=0, best_model=None"),
-        ),
-    ),
+    Script("ordinary_energy_disaggregation", EQUAL),
+    Script("ordinary_recommender", EQUAL),
     Script("ordinary_digit_distillation", EQUAL),
-    Script(
-        "ordinary_lesion_distillation",
-        FOUND,
-        "best_val_loss",
-        "run.state",
-        (
-            ('    best_val_loss = float("inf")\n    train_losses, val_losses = [], []\n', "    train_losses = []\n"),
-            ("best_val_loss", "state.best_val_loss"),
-            ("val_losses", "state.val_losses"),
-            (
-                _JOIN,
-                "global state\n    " + _JOIN + '    state = run.state(best_val_loss=float("inf"), val_losses=[])\n',
-            ),
-        ),
-    ),
-    Script(
-        "ordinary_intrusion_tabular",
-        FOUND,
-        "best_val_accuracy",
-        "run.state",
-        (
-            ("best_val_accuracy", "state.best_val_accuracy"),
-            ("patience_counter", "state.patience_counter"),
-            ("    state.best_val_accuracy = 0\n    state.patience_counter = 0\n", ""),
-            _state("best_val_accuracy=0, patience_counter=0", "    "),
-        ),
-    ),
+    Script("ordinary_lesion_distillation", EQUAL),
+    Script("ordinary_intrusion_tabular", EQUAL),
     Script("ordinary_logistic_pinn", EQUAL),
     Script(
         "ordinary_simclr_views",
@@ -478,28 +344,7 @@ SCRIPTS: tuple[Script, ...] = (
         ),
     ),
     Script("ordinary_omniglot_maml", EQUAL),
-    Script(
-        "ordinary_sign_bilstm",
-        FOUND,
-        "best_val_acc",
-        "run.state",
-        (
-            ("best_val_acc = 0.0\nbest_epoch = 0\npatience_cnt = 0\nhistory = []\n", ""),
-            ("best_val_acc", "state.best_val_acc"),
-            ("best_epoch", "state.best_epoch"),
-            ("patience_cnt", "state.patience_cnt"),
-            (
-                "history.append(dict(epoch=epoch, train_acc=train_acc, val_acc=val_acc, gap=train_acc - val_acc))",
-                "state.history.append(dict(epoch=epoch, val_acc=val_acc))",
-            ),
-            ("for r in history", "for r in state.history"),
-            (
-                "train accuracy {best_row['train_acc'] * 100:.2f}%, gap {best_row['gap'] * 100:.2f}%",
-                "accuracy {best_row['val_acc'] * 100:.2f}%",
-            ),
-            _state("best_val_acc=0.0, best_epoch=0, patience_cnt=0, history=[]"),
-        ),
-    ),
+    Script("ordinary_sign_bilstm", EQUAL),
     Script(
         "ordinary_pose_gan",
         FOUND,
@@ -549,20 +394,5 @@ SCRIPTS: tuple[Script, ...] = (
             _state('best_loss=float("inf")'),
         ),
     ),
-    Script(
-        "ordinary_user_matching",
-        FOUND,
-        "best_",
-        "run.state",
-        (
-            (
-                "        if F1 > best_F1:\n            best_F1 = F1\n            run",
-                "        if F1 > state.best_F1:\n            state.best_F1 = F1\n            run",
-            ),
-            ("            best_epoch = epoch", "            state.best_epoch = epoch"),
-            ("epoch - best_epoch", "epoch - state.best_epoch"),
-            ("    threshold = 0.5\n    best_F1 = 0\n    best_epoch = 0\n", ""),
-            _state("best_F1=0.0, best_epoch=0", "    "),
-        ),
-    ),
+    Script("ordinary_user_matching", EQUAL),
 )

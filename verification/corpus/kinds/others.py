@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..script import FOUND, Script
+from ..script import EQUAL, FOUND, Script
 
 _JOIN = "run = elastic.join()\n"
 
@@ -174,19 +174,7 @@ SCRIPTS: tuple[Script, ...] = (
             ("        optimizer.step()\n", "        optimizer.step()\n        state.value *= 0.98\n"),
         ),
     ),
-    Script(
-        "shuffled_in_place",
-        FOUND,
-        "pairs",
-        "state = run.state(pairs=list(range(128)))",
-        (
-            ("pairs = list(range(128))\n", "run = elastic.join()\nstate = run.state(pairs=list(range(128)))\n"),
-            ("len(pairs)", "len(state.pairs)"),
-            ("return x[pairs[i]], y[pairs[i]]", "return x[state.pairs[i]], y[state.pairs[i]]"),
-            ("random.shuffle(pairs)", "random.shuffle(state.pairs)"),
-            ("run = elastic.join()\nmodel,", "model,"),
-        ),
-    ),
+    Script("shuffled_in_place", EQUAL),
     Script(
         "lru_cached_noise",
         FOUND,

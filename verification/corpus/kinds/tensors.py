@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..script import FOUND, Script
+from ..script import EQUAL, FOUND, Script
 
 _JOIN = "run = elastic.join()\n"
 _PREPARE = "model, optimizer, batches = run.prepare("
@@ -140,13 +140,7 @@ SCRIPTS: tuple[Script, ...] = (
             ),
         ),
     ),
-    Script(
-        "teacher_each_epoch",
-        FOUND,
-        "teacher",
-        "run.epoch_begin(…)",
-        (("teacher = copy.deepcopy(model).eval()", "teacher = run.epoch_begin(lambda: copy.deepcopy(model).eval())"),),
-    ),
+    Script("teacher_each_epoch", EQUAL),
     Script(
         "mean_teacher",
         FOUND,
@@ -173,47 +167,9 @@ SCRIPTS: tuple[Script, ...] = (
         "prepare(…, after_update=model.move)",
         (("batch_size=4)", "batch_size=4, after_update=model.move)"), ("        model.move()\n", "")),
     ),
-    Script(
-        "pseudo_labels_each_epoch",
-        FOUND,
-        "pseudo",
-        "pseudo = run.epoch_begin(…)",
-        (
-            (
-                "    with torch.no_grad():\n        pseudo = model(x).argmax(1)\n",
-                "    pseudo = run.epoch_begin(lambda: model(x).argmax(1))\n",
-            ),
-        ),
-    ),
-    Script(
-        "kmeans_each_epoch",
-        FOUND,
-        "centres",
-        "centres, label = run.epoch_begin(…)",
-        (
-            (
-                "    with torch.no_grad():\n        centres, label = kmeans(model(x), 5)\n",
-                "    centres, label = run.epoch_begin(lambda: kmeans(model(x).detach(), 5))\n",
-            ),
-        ),
-    ),
-    Script(
-        "ppo_old_policy",
-        FOUND,
-        "actions",
-        "run.epoch_begin(…)",
-        (
-            (
-                _JOIN,
-                "\n\ndef collect():\n    with torch.no_grad():\n        old = torch.distributions.Categorical(logits=model(x))\n        actions = old.sample()\n        old_log = old.log_prob(actions)\n        rewards = (actions == x[:, :3].argmax(1)).float()\n        return actions, old_log, (rewards - rewards.mean()) / (rewards.std() + 1e-8)\n\n\n"
-                + _JOIN,
-            ),
-            (
-                "    with torch.no_grad():\n        old = torch.distributions.Categorical(logits=model(x))\n        actions = old.sample()\n        old_log = old.log_prob(actions)\n        rewards = (actions == x[:, :3].argmax(1)).float()\n        advantage = (rewards - rewards.mean()) / (rewards.std() + 1e-8)\n",
-                "    actions, old_log, advantage = run.epoch_begin(collect)\n",
-            ),
-        ),
-    ),
+    Script("pseudo_labels_each_epoch", EQUAL),
+    Script("kmeans_each_epoch", EQUAL),
+    Script("ppo_old_policy", EQUAL),
     Script(
         "ppo_old_policy_module",
         FOUND,
@@ -297,17 +253,7 @@ SCRIPTS: tuple[Script, ...] = (
         ),
     ),
     Script("lookahead_list", FOUND, "slow", "optimizer.state"),
-    Script(
-        "pruning_masks",
-        FOUND,
-        "mask",
-        "state = run.state(mask=…)",
-        (
-            ("mask", "state.mask"),
-            ("state.mask = torch.ones_like(model.weight)\n", ""),
-            (_JOIN, _JOIN + "state = run.state(mask=torch.ones_like(model.weight))\n"),
-        ),
-    ),
+    Script("pruning_masks", EQUAL),
     Script(
         "observer_attributes",
         FOUND,
@@ -622,18 +568,7 @@ SCRIPTS: tuple[Script, ...] = (
             ('run.save(model, "model.pt")', '        optimizer.step()\nrun.save(model, "model.pt")'),
         ),
     ),
-    Script(
-        "dynamic_weight_average",
-        FOUND,
-        "avg_cost",
-        "state = run.state(avg_cost=…)",
-        (
-            ("avg_cost = np.zeros([5, 2], dtype=np.float32)\n", ""),
-            (_JOIN, _JOIN + "state = run.state(avg_cost=np.zeros([5, 2], dtype=np.float32))\n"),
-            ("    avg_cost[epoch] =", "    state.avg_cost[epoch] ="),
-            ("w = avg_cost[epoch - 1] / avg_cost[", "w = state.avg_cost[epoch - 1] / state.avg_cost["),
-        ),
-    ),
+    Script("dynamic_weight_average", EQUAL),
     Script(
         "loss_spike_window",
         FOUND,
@@ -665,31 +600,7 @@ SCRIPTS: tuple[Script, ...] = (
             ("self.classwise_acc", "self.state.classwise_acc"),
         ),
     ),
-    Script(
-        "ada_probability",
-        FOUND,
-        "batch_idx",
-        "run.mean, @run.every, a buffer of the model",
-        (
-            (
-                "signs, batch_idx = [], 0\n",
-                'net, model = model, nn.ModuleDict({"net": model, "augment": augment_pipe})\n',
-            ),
-            ("model(augment_pipe", "net(augment_pipe"),
-            (
-                "        optimizer.step()\n",
-                "        run.mean(sign=logits.detach().sign().mean())\n        optimizer.step()\n",
-            ),
-            (
-                "        signs.append(logits.detach().sign().mean())\n        batch_idx += 1\n        if batch_idx % 4 == 0:\n            adjust = torch.sign(torch.stack(signs).mean() - 0.1) * 0.1\n            augment_pipe.p.copy_((augment_pipe.p + adjust).clamp(0, 1))\n            signs.clear()\n",
-                "",
-            ),
-            (
-                "for epoch in",
-                '@run.every(steps=4)\ndef adapt():\n    adjust = 0.1 if run.means["sign"] > 0.1 else -0.1\n    augment_pipe.p.copy_((augment_pipe.p + adjust).clamp(0, 1))\n\n\nfor epoch in',
-            ),
-        ),
-    ),
+    Script("ada_probability", EQUAL),
     Script("path_length_mean", FOUND, "pl_mean"),
     Script(
         "dino_center",
