@@ -252,12 +252,7 @@ class Looking:
         saved: Collection[str] = self._sources.saved
         if self._is_beside_state(difference):  # a file of the module does not contain it
             saved = [each for each in saved if not path.startswith(f"{each}.")]
-        kinds = difference.owners[path.count(".") - 1 : path.count(".")]
-        names = [
-            path,
-            *(f"{kind}.{path.rpartition('.')[2]}" for kind in kinds),
-        ]  # in the methods of its class: `self.best`
-        return path.partition(".")[0] not in self._carried and any(is_part(each, saved) for each in names)
+        return path.partition(".")[0] not in self._carried and is_part(path, saved)
 
     def _is_beside_state(self, difference: Difference) -> bool:
         """Return whether the value is an attribute of a module of a class of the job's, without being in its state_dict()."""

@@ -30,7 +30,6 @@ from .syntax import (
 _LEADER = re.compile(r"\b(is_)?(leader|leads|master|main|chief)\b|rank\b|main_process\b|_zero\b")
 _KEEPING = frozenset({"dict", "list", "tuple", "vars", "float", "int", "sum", "min", "max", "len", "copy", "deepcopy"})
 _OF_FUNCTION = ":"  # between the name of a function or class and that of its variable
-_OF_CLASS = re.compile(r"^\w+::\w+")  # the object in a method of a class
 ROUNDS = 8  # number of assignments, calls and returns that are followed backwards
 
 _Block = Sequence[ast.stmt]
@@ -137,24 +136,17 @@ def _truths(test: ast.expr) -> Iterator[str]:
 
 @functools.lru_cache(PARSED)
 def saved_names(tree: ast.Module, scope: ast.AST | None = None) -> frozenset[str]:
-    """Return the variables and attributes that determine saved files: `history`, `self.best`, or `Meter.best` for an object
-    of a class without the loop.
+    """Return the variables and attributes (`history`, `self.best`) that determine saved files.
 
     These are the arguments of `.save(what, path)`, or of a function of the script that passes its argument to it; and
     the conditions under which it is called or the loop over epochs is left. Calls that only the leader reaches do not
     count.
 
-    scope: the function that contains the loop; by default the module. A variable that another function binds is not the
+    scope: the function that contains the loop; by default the module. `self` is the object of the class with the loop, and
+    an attribute in a method of another class is left out. A variable that another function binds is not the
     loop's variable of the same name, but its value may be an argument of the loop's.
     """
-    found = _Saved(tree, scope or tree).names
-    of_classes = {
-        _OF_CLASS.sub(kind, name)
-        for kind, root in _roots(tree).items()
-        for name in found
-        if name.startswith(f"{root}::")
-    }
-    return frozenset(name for name in {*found, *of_classes} if _OF_FUNCTION not in name)
+    return frozenset(name for name in _Saved(tree, scope or tree).names if _OF_FUNCTION not in name)
 
 
 class _Saved:

@@ -268,17 +268,7 @@ SCRIPTS: tuple[Script, ...] = (
         ),
     ),
     Script("ordinary_intent_slots", EQUAL),
-    Script(
-        "ordinary_pyramid_segmentation",
-        FOUND,
-        "best_metric",
-        "run.state",
-        (
-            ('        self.best_metric = float("inf")\n', ""),
-            ("self.best_metric", "kept.best_metric"),
-            (_JOIN, _JOIN + 'kept = run.state(best_metric=float("inf"))\n'),
-        ),
-    ),
+    Script("ordinary_pyramid_segmentation", EQUAL),
     Script(
         "ordinary_dark_images",
         FOUND,
