@@ -4,12 +4,14 @@ distinguishes.
 A scalar stands for itself. A container is a mapping of one entry from its kind to its contents, so that a tuple comes
 back as a tuple and a mapping may have numbers for keys. Tensors and NumPy arrays are numbered and travel separately.
 NumPy scalars keep their type, since a sum of them is rounded as that type rounds. Random generators travel as their
-states. Dataclasses and named tuples are rebuilt from the class of the same name in the same module.
+states. Dataclasses and named tuples are rebuilt from the class of the same name in the same module. Other attributes
+that a script has given such an object, or an ordered mapping, travel with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import random
 import sys
@@ -68,8 +70,12 @@ def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no
             [pack(key, f"a key of {where}", depth=depth + 1), pack(item, f"{where}[{key!r}]", number, depth + 1)]
             for key, item in value.items()
         ]
-        return {kind.__name__: pairs}
-    packed = _pack_rarer(value, where, number, depth)
+        packed: Any = {kind.__name__: pairs}
+    else:
+        packed = _pack_rarer(value, where, number, depth)
+    if packed is not None and (others := _other_attributes(value)):
+        named = [[name, pack(item, f"{where}.{name}", number, depth + 1)] for name, item in others.items()]
+        return {"with attributes": [packed, named]}
     if packed is not None:
         return packed
     raise UserError(
@@ -119,6 +125,20 @@ def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], An
     if isinstance(value, tuple) and hasattr(kind, "_fields") and _class(kind.__module__, kind.__qualname__) is kind:
         return {"named tuple": [kind.__module__, kind.__qualname__, items(value)]}
     return None
+
+
+def _other_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object of these types beside its items and fields, such as the `_metadata` of a
+    `state_dict()`, without those that are computed when they are read.
+    """
+    if not (isinstance(value, dict | tuple) or dataclasses.is_dataclass(value)):
+        return {}
+    fields = {each.name for each in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    return {
+        name: each
+        for name, each in getattr(value, "__dict__", {}).items()
+        if name not in fields and not isinstance(getattr(type(value), name, None), functools.cached_property)
+    }
 
 
 _FACTORIES: dict[str, Any] = {each.__name__: each for each in (int, float, list, dict, set, str, deque)}
@@ -186,6 +206,11 @@ def _unpack_rarer(kind: str, content: Any, tensor: Callable[[Any, Any], Any] | N
             return _generator(*content)
         case "dataclass" | "named tuple":
             return _made_again(kind, content, tensor, present)
+        case "with attributes":
+            inner, named = content
+            made = unpack(inner, tensor, present)
+            vars(made).update({name: unpack(each, tensor, getattr(present, name, None)) for name, each in named})
+            return made
         case _:
             raise PeerError(f"{kind!r} is not a kind of packed value")
 

@@ -275,9 +275,8 @@ class ScriptVariables:
                 value = bound[packed] if type(packed) is str else unpack(packed[-1], tensor_of)
             except PeerError:  # a class that other code had (`submit --resume --with-new-code`)
                 continue
-            value = (
-                _copied(modules[packed[0]], packed[1], value) if len(packed) == 3 and type(packed) is list else value
-            )
+            if len(packed) == 3 and type(packed) is list:
+                value = _copied(modules[packed[0]], packed[1], value)
             bound[name] = put(variable.value, value) if in_place else value
             variable.bind(bound[name])
 
@@ -348,14 +347,18 @@ class _Packing:
             return None
 
     def _packed(self, variable: Variable, number: Callable[[torch.Tensor, str], Any]) -> list[Any]:
-        """Return a list of the value; of a copy of a module of the job, of the module's number, the modes and the tensors."""
+        """Return a list of the value; of a copy of a module of the job, of the module's number, which of the copy's parameters
+        are trained, and its submodules' attributes and tensors.
+        """
         name, value = variable.name, variable.value
         if not isinstance(value, torch.nn.Module):
             return [pack(value, name, number)]
         for position, module in enumerate(self._modules):
             if module is not value and _are_alike(module, value):
+                trained = [each.requires_grad for each in value.parameters()]
+                attributes = list(map(_plain_attributes, module.modules(), value.modules()))
                 tensors = [each.detach() for each in _tensors(value)]
-                return [position, [each.training for each in value.modules()], pack(tensors, name, number)]
+                return [position, trained, pack([attributes, tensors], name, number)]
         raise UserError(f"{name} is a module that is no copy of one of the job")
 
     def without_tensors(self, variable: Variable) -> list[Any] | None:
@@ -413,12 +416,36 @@ def _are_alike(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return kinds[0] == kinds[1] and tensors[0] == tensors[1]
 
 
-def _copied(module: torch.nn.Module, modes: Sequence[bool], tensors: Sequence[torch.Tensor]) -> torch.nn.Module:
-    """Return a copy of a module with these tensors and modes."""
+def _plain_attributes(one: torch.nn.Module, other: torch.nn.Module) -> dict[str, Any]:
+    """Return the other module's attributes that are plain data, such as a rate. Raises UserError if others differ, such as
+    hooks.
+    """
+    found = {name: each for name, each in vars(other).items() if name not in _HELD}
+    if found.keys() != vars(one).keys() - _HELD:
+        raise UserError("a copy of a module has other attributes")
+    plain = {}
+    for name, each in found.items():
+        try:
+            pack(each, name)
+            plain[name] = each
+        except UserError:
+            if each is not vars(one)[name]:
+                raise
+    return plain
+
+
+_HELD = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+def _copied(module: torch.nn.Module, trained: Sequence[bool], parts: Any) -> torch.nn.Module:
+    """Return a copy of a module, with other attributes and tensors."""
     found = copy.deepcopy(module)
+    attributes, tensors = parts
     with torch.no_grad():
         for own, content in zip(_tensors(found), tensors, strict=True):
             own.copy_(content)
-    for each, mode in zip(found.modules(), modes, strict=True):
-        each.training = mode
+    for parameter, each in zip(found.parameters(), trained, strict=True):
+        parameter.requires_grad_(each)
+    for submodule, named in zip(found.modules(), attributes, strict=True):
+        vars(submodule).update(named)
     return found

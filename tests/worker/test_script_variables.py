@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from elasticd.worker.frames import Variable, find
+from elasticd.worker.script_variables import _Packing
 from tests.worker.ranks import also
 
 ALONE = [[0, [0]]]
@@ -23,7 +26,14 @@ CHANGING = [
     [16, [2, 3, 4]],
     [20, [3, 4, 5]],
 ]
-CASES = ["early_stopping", "objects", "counters", "used_up", *also("of_a_module", "closures", "teachers", "iterated")]
+CASES = [
+    "early_stopping",
+    "objects",
+    "counters",
+    "used_up",
+    "attributes_of_copies",
+    *also("of_a_module", "closures", "teachers", "iterated"),
+]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -52,6 +62,15 @@ def test_a_flag_of_the_leader_is_each_workers_own(ranks: Any, tmp_path: Path) ->
     (expected,) = ranks.outcome("variable_cases.flags", ALONE).states
     grown = ranks.train("variable_cases.flags", [[0, [0]], [9, [0, 1, 2]]], checkpoints=str(tmp_path))
     assert set(grown.states) == {expected}
+
+
+def test_a_copy_of_the_model_with_a_hook_is_not_carried() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    packing = _Packing([model])
+    copied = copy.deepcopy(model)
+    assert packing.packed(Variable({}, "teacher", copied)) is not None
+    copied[0].register_forward_hook(lambda module, inputs, outputs: 0.5 * outputs)
+    assert packing.packed(Variable({}, "teacher", copied)) is None
 
 
 class _Slots:

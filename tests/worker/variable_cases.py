@@ -255,6 +255,53 @@ def teachers(run: Run) -> list[Any]:
     return [model.state_dict()]
 
 
+class Scaled(nn.Module):
+    """A network with an attribute that its state_dict() lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+        self.factor = 1.0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.factor * self.net(inputs)
+        return outputs
+
+
+@dataclass
+class Weight:
+    epoch: int
+
+
+def attributes_of_copies(run: Run) -> list[Any]:
+    """Attributes of copies that differ from the model's, and of objects beside their items and fields."""
+    model = Scaled()
+    raw = torch.optim.SGD(model.parameters(), lr=0.2)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    teacher: Any = None
+    weight: Any = None
+    best: Any = None
+    for epoch in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y) * (1.0 if weight is None else weight.of_loss)
+            if teacher is not None:
+                loss = loss + functional.mse_loss(model(x), teacher(x).detach())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        made: Any = Weight(epoch)
+        made.of_loss = 0.9 ** (epoch + 1)
+        weight = made
+        if epoch == 0:
+            teacher = copy.deepcopy(model).eval().requires_grad_(False)
+            teacher.net[3].p = 0.4
+            best = copy.deepcopy(model.state_dict())
+        model.factor *= 0.9
+    run.finish()
+    rates = [teacher.factor, teacher.net[3].p, [each.requires_grad for each in teacher.parameters()]]
+    return [model.state_dict(), [weight.epoch, weight.of_loss, rates, best, best._metadata, model.factor]]
+
+
 class Counted:
     def __init__(self) -> None:
         self.bodies = 10

@@ -543,6 +543,9 @@ def put(present: Any, value: Any) -> Any:
             items = value.copy()
             present.clear()
             present.update(items)
+            if hasattr(present, "__dict__"):
+                vars(present).clear()
+                vars(present).update(vars(value))
         case numpy.ndarray() if (present.shape, present.dtype) == (
             value.shape,
             value.dtype,
