@@ -7,13 +7,16 @@ step from the number of all of them. The variable is set before each body, and a
 
 A counter is found in the source: a statement `x += 1` with a constant, which every body reaches once, and no other
 statement of the loop over batches that changes the variable. What the source does not show, such as a method that
-changes an attribute, is seen at the body's end: a variable with another value is no counter any more.
+changes an attribute, is seen at the body's end: a variable with another value is no counter any more. A loop over a
+generator of the script's own, which reads the batches, has a body for each batch if each pass of the generator's loop
+has one `yield`.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType
@@ -44,9 +47,15 @@ class BodyCounters:
 
     def present(self) -> Iterator[tuple[str, Variable, int]]:
         """Yield the counters, with a name that is the same on all workers, and the increment."""
-        for prefix, frame in self._looking.frames(sys._getframe()):
-            for name, by in _counters(frame.f_code, frame.f_lineno or 0):
-                variable = find(frame, name) if f"{prefix}{name}" not in self._others else None
+        frames = self._looking.frames(sys._getframe())
+        for number, (prefix, frame) in enumerate(frames):
+            inner = [each for _, each in frames[number + 1 :]]
+            counters = _counters(frame.f_code, frame.f_lineno or 0)
+            if not counters or not all(_gives_each_batch(each.f_code, each.f_lineno or 0) for each in inner):
+                continue
+            for name, by in counters:
+                known = f"{prefix}{name}" in self._others
+                variable = None if known else find(frame, name, inherits=True)
                 if variable is not None and type(variable.value) is int and id(variable.owner) not in self._known:
                     yield f"{prefix}{name}", variable, by
 
@@ -86,13 +95,51 @@ class BodyCounters:
 @functools.lru_cache(PARSED)
 def _counters(code: CodeType, line: int) -> tuple[Counter, ...]:
     """Return the counters of the loop whose header is on this line of a function or module."""
-    source = Source.read(code.co_filename)
-    loops = [] if source is None else [node for node in walk(source.tree) if isinstance(node, ast.For)]
-    loops = [each for each in loops if each.lineno <= line <= (each.iter.end_lineno or 0)]
+    loops = _loops(code, line)
     calls = [each for loop in loops for each in walk(loop.iter) if isinstance(each, ast.Call)]
     if any(called_name(each) == "epochs" for each in calls):
         return ()
     return tuple(counters_in(loops[-1])) if loops else ()
+
+
+def _loops(code: CodeType, line: int) -> list[ast.For]:
+    source = Source.read(code.co_filename)
+    loops = [] if source is None else [node for node in walk(source.tree) if isinstance(node, ast.For)]
+    return [each for each in loops if each.lineno <= line <= (each.iter.end_lineno or 0)]
+
+
+@functools.lru_cache(PARSED)
+def _gives_each_batch(code: CodeType, line: int) -> bool:
+    """Return whether the loop on this line of a generator has one `yield` in each pass, so that a loop over the generator has
+    a body for each batch. Other functions have no such loop.
+    """
+    if not code.co_flags & inspect.CO_GENERATOR:
+        return True
+    loops = _loops(code, line)
+    return bool(loops) and yields_in(loops[-1].body) == 1
+
+
+def yields_in(body: Sequence[ast.stmt]) -> int | None:
+    """Return the number of `yield` that each pass through these statements runs; None if passes differ."""
+    found = 0
+    for position, statement in enumerate(body):
+        if isinstance(statement, ast.If):
+            numbers = {yields_in(statement.body), yields_in(statement.orelse)}
+            number = numbers.pop() if len(numbers) == 1 else None
+        elif isinstance(statement, ast.With):
+            number = yields_in(statement.body)
+        else:
+            number = sum(isinstance(each, ast.Yield | ast.YieldFrom) for each in walk(statement))
+            if number and not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
+                return None
+            if any(isinstance(each, ast.YieldFrom) for each in walk(statement)):
+                return None
+        if number is None:
+            return None
+        found += number
+        if any(isinstance(each, ast.Continue) for each in walk(statement)):
+            return found if yields_in(body[position + 1 :]) == 0 else None
+    return found
 
 
 def counters_in(loop: ast.For) -> Iterator[Counter]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from .own_code import attributes_of, consumers, directories, own_modules, variables_in
+from .own_code import attributes_of, consumers, directories, mro_of, own_modules, variables_in
 
 
 @dataclass(frozen=True)
@@ -38,29 +38,36 @@ class Variable:
             object.__setattr__(owner, self.name, value)
 
 
-def find(frame: FrameType, name: str) -> Variable | None:
+def find(frame: FrameType, name: str, inherits: bool = False) -> Variable | None:
     """Return the variable of this name, as a look names it: `best`, `trainer.best`, `Meter.total`, `helpers.best`.
 
-    None if there is none, or its owner is no object with attributes of its own.
+    None if there is none, or its owner is no object with attributes of its own. inherits: an attribute that the object has
+    from its class alone counts, too; bound, it becomes the object's own.
     """
     root, *attributes = name.split(".")
     for each in (frame, *consumers(frame)):
         if root in (variables := variables_in(each)):
-            return _attribute(variables[root], attributes) if attributes else Variable(each, root, variables[root])
+            return (
+                _attribute(variables[root], attributes, inherits)
+                if attributes
+                else Variable(each, root, variables[root])
+            )
     if root in frame.f_globals:
         value = frame.f_globals[root]
-        return _attribute(value, attributes) if attributes else Variable(frame.f_globals, root, value)
+        return _attribute(value, attributes, inherits) if attributes else Variable(frame.f_globals, root, value)
     for prefix, module in own_modules(directories(), frame.f_globals).items():
         if name.startswith(f"{prefix}."):
             first, *others = name[len(prefix) + 1 :].split(".")
             if first in module:
-                return _attribute(module[first], others) if others else Variable(module, first, module[first])
+                return _attribute(module[first], others, inherits) if others else Variable(module, first, module[first])
     return None
 
 
-def _attribute(owner: Any, attributes: Sequence[str]) -> Variable | None:
+def _attribute(owner: Any, attributes: Sequence[str], inherits: bool) -> Variable | None:
     for position, name in enumerate(attributes):
-        own = vars(owner) if isinstance(owner, type) else attributes_of(owner, type(owner))
+        own: Mapping[str, Any] = vars(owner) if isinstance(owner, type) else attributes_of(owner, type(owner))
+        if name not in own and inherits and not isinstance(owner, type) and position == len(attributes) - 1:
+            own = next((vars(each) for each in mro_of(type(owner)) if name in vars(each)), own)
         if name not in own:
             return None
         if position == len(attributes) - 1:

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from elasticd.worker.body_counters import counters_in
+from elasticd.worker.body_counters import counters_in, yields_in
 
 
 def counters(body: str) -> list[tuple[str, int]]:
@@ -49,3 +49,22 @@ def test_a_statement_that_each_body_reaches_counts_bodies(body: str, found: list
 )
 def test_other_changes_do_not(body: str) -> None:
     assert counters(body) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("yield x", 1),
+        ("if i % 2:\n    yield x\nelse:\n    yield y", 1),
+        ("with timer():\n    z = f(x)\n    yield z", 1),
+        ("yield x\nif late(x):\n    continue", 1),
+        ("yield x\nyield y", 2),
+        ("f(x)", 0),
+        ("if i % 2:\n    yield x", None),
+        ("if bad(x):\n    continue\nyield x", None),
+        ("for part in x:\n    yield part", None),
+        ("yield from x", None),
+    ],
+)
+def test_the_yields_of_a_pass_are_counted(body: str, found: int | None) -> None:
+    assert yields_in(ast.parse(body).body) == found
