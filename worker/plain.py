@@ -61,6 +61,8 @@ def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no
     if depth > MAX_DEPTH:
         raise UserError(f"{where} is nested too deeply, or contains itself")
     if value is None or kind in (bool, float, str, bytes) or (kind is int and INT_MIN <= value <= INT_MAX):
+        if kind is str and not value.isascii():
+            _check_text(value, where)
         return value
     if kind in (list, tuple):
         items = [pack(item, f"{where}[{i}]", number, depth + 1) for i, item in enumerate(value)]
@@ -85,6 +87,14 @@ def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no
     )
 
 
+def _check_text(value: str, where: str) -> None:
+    """Raise UserError for text that UTF-8 cannot express, such as the name of a file in another encoding."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where} is text with a lone surrogate, which cannot be carried along") from None
+
+
 def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], Any], depth: int) -> Any:
     """Return the result of `pack` for types that few scripts have. None: the value has none of these types."""
     kind = type(value)
@@ -106,7 +116,7 @@ def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], An
         try:
             whole = numpy.require(value, requirements=["C", "W"])
             return {"array": number(torch.from_numpy(whole), where)}
-        except TypeError:
+        except (TypeError, ValueError):  # of another byte order
             raise UserError(
                 f"{where} is an array of {value.dtype}, which cannot be carried along: use numbers"
             ) from None
@@ -119,7 +129,10 @@ def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], An
     if kind is random.Random:
         return {"generator": ["python", "", _as_json(value.getstate())]}
     if dataclasses.is_dataclass(value) and _class(kind.__module__, kind.__qualname__) is kind:
-        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        try:
+            fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        except AttributeError as error:
+            raise UserError(f"{where} is a dataclass, of which a field has no value: {error}") from None
         named = [[name, pack(item, f"{where}.{name}", number, depth + 1)] for name, item in fields.items()]
         return {"dataclass": [kind.__module__, kind.__qualname__, named]}
     if isinstance(value, tuple) and hasattr(kind, "_fields") and _class(kind.__module__, kind.__qualname__) is kind:

@@ -31,6 +31,8 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -240,7 +242,8 @@ class ScriptVariables:
     def _present_of(self, values: Values) -> list[tuple[str, Variable]]:
         """Return those of the loop's variables that this script has."""
         frame = self._looking.frame(sys._getframe())
-        found = [(name, find(frame, name)) for name in values if " " not in name] if frame is not None else []
+        names = [] if frame is None else [name for name in values if " " not in name]
+        found = [(name, find(frame, name) or _inherited(frame, name)) for name in names if frame is not None]
         return [(name, variable) for name, variable in found if variable is not None]
 
     def _bind(self, values: Values, variables: Sequence[tuple[str, Variable]], at_begin: bool = False) -> None:
@@ -259,7 +262,12 @@ class ScriptVariables:
                 own: torch.Tensor = weights[number].detach()
                 return own
             if number not in tensors:
-                tensors[number] = of_plain(plain[0], self._device)
+                contents, strides = plain
+                found = of_plain(contents, self._device)
+                if strides is not None:  # sums over another order are rounded otherwise
+                    laid_out = torch.empty_strided(found.shape, strides, dtype=found.dtype, device=found.device)
+                    found = laid_out.copy_(found)
+                tensors[number] = found
             return tensors[number]
 
         for name, variable in variables:
@@ -290,6 +298,12 @@ class ScriptVariables:
             self._carried |= dict.fromkeys(found, False)
         elif not self._carried.keys() >= set(found) and self._of_bodies.isdisjoint(names):
             self._carried |= dict.fromkeys(found, self._looking.carried_in_place(difference))
+
+
+def _inherited(frame: FrameType, name: str) -> Variable | None:
+    """Return an attribute that the object has from its class alone so far, as one without a value of its own."""
+    variable = find(frame, name, inherits=True)
+    return None if variable is None else replace(variable, value=None)
 
 
 def _is_alias(first: str | None, second: str | None) -> bool:
@@ -380,7 +394,9 @@ class _Packing:
         self._bytes += tensor.nbytes
         if self._bytes > MOST_BYTES:
             raise UserError(f"{where} is a large tensor")
-        return [_OWN, number, plain_tensor(tensor)]
+        strides = list(tensor.stride())
+        is_dense = list(torch.empty_like(tensor, device="meta").stride()) == strides
+        return [_OWN, number, plain_tensor(tensor), strides if is_dense and not tensor.is_contiguous() else None]
 
     def _version(self, tensor: torch.Tensor, where: str) -> list[Any]:
         if (own := self._own(tensor, where)) is not None:
@@ -390,7 +406,12 @@ class _Packing:
         if tensor.nbytes > MOST_HASHED_BYTES:  # an array has no version, and reading all of it would take long
             raise UserError(f"{where} is too large to be compared")
         data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return [str(tensor.dtype), list(tensor.shape), hashlib.blake2b(data, digest_size=16).digest()]
+        return [
+            str(tensor.dtype),
+            list(tensor.shape),
+            list(tensor.stride()),
+            hashlib.blake2b(data, digest_size=16).digest(),
+        ]
 
     def _own(self, tensor: torch.Tensor, where: str) -> list[Any] | None:
         """Return the number of a tensor of the weights; None for other tensors."""
@@ -399,6 +420,9 @@ class _Packing:
             or tensor.requires_grad
             or tensor.layout is not torch.strided
             or tensor.is_meta
+            or tensor.is_quantized
+            or tensor.is_conj()
+            or tensor.is_neg()
         ):
             raise UserError(f"{where} is a tensor that cannot be carried with a script's variables")
         number = self._weights.get(place_of(tensor))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -71,6 +73,29 @@ def test_a_copy_of_the_model_with_a_hook_is_not_carried() -> None:
     assert packing.packed(Variable({}, "teacher", copied)) is not None
     copied[0].register_forward_hook(lambda module, inputs, outputs: 0.5 * outputs)
     assert packing.packed(Variable({}, "teacher", copied)) is None
+
+
+@dataclass
+class _Unset:
+    later: int = field(init=False)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        numpy.array([1, 2], dtype=">i4"),
+        "\ud800",
+        _Unset(),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(2, dtype=torch.complex64).conj().imag,
+        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        torch.eye(2).to_sparse(),
+    ],
+)
+def test_a_value_that_cannot_be_packed_is_not_carried(value: Any) -> None:
+    packing = _Packing([])
+    variable = Variable({}, "kept", value)
+    assert packing.packed(variable) is packing.text(variable) is packing.without_tensors(variable) is None
 
 
 class _Slots:

@@ -281,6 +281,7 @@ def attributes_of_copies(run: Run) -> list[Any]:
     teacher: Any = None
     weight: Any = None
     best: Any = None
+    mean: Any = None
     for epoch in run.epochs(EPOCHS):
         for x, y in batches:
             loss = functional.cross_entropy(model(x), y) * (1.0 if weight is None else weight.of_loss)
@@ -296,20 +297,26 @@ def attributes_of_copies(run: Run) -> list[Any]:
             teacher = copy.deepcopy(model).eval().requires_grad_(False)
             teacher.net[3].p = 0.4
             best = copy.deepcopy(model.state_dict())
+            mean = (torch.arange(12.0).reshape(3, 4) + epoch).t()
         model.factor *= 0.9
     run.finish()
     rates = [teacher.factor, teacher.net[3].p, [each.requires_grad for each in teacher.parameters()]]
-    return [model.state_dict(), [weight.epoch, weight.of_loss, rates, best, best._metadata, model.factor]]
+    return [
+        model.state_dict(),
+        [weight.epoch, weight.of_loss, rates, best, best._metadata, mean.stride(), model.factor],
+    ]
 
 
 class Counted:
+    inherited = 3
+
     def __init__(self) -> None:
         self.bodies = 10
 
 
 def counters(run: Run) -> list[Any]:
-    """Counters of bodies: of the function, of the module, of an object, and of a function within, which begins at 0 in each
-    epoch. The loss depends on all of them.
+    """Counters of bodies: of the function, the module, an object, its class before the first body, and a function within,
+    which begins at 0 in each epoch. The loss depends on all of them.
     """
     global calls
     calls = 0
@@ -324,11 +331,12 @@ def counters(run: Run) -> list[Any]:
         seen = 0
         for x, y in batches:
             calls += 2
-            weight = scale + 0.01 * counted.bodies + 0.001 * calls + 0.1 * (seen % 3)
+            weight = scale + 0.01 * counted.bodies + 0.001 * calls + 0.1 * (seen % 3) + 0.01 * counted.inherited
             (weight * functional.cross_entropy(model(x), y)).backward()
             optimizer.step()
             optimizer.zero_grad()
             counted.bodies = counted.bodies + 1
+            counted.inherited += 1
             seen += 1
         return seen
 
@@ -342,7 +350,7 @@ def counters(run: Run) -> list[Any]:
             optimizer.zero_grad()
             global_step += 1
     run.finish()
-    return [model.state_dict(), [global_step, calls, counted.bodies]]
+    return [model.state_dict(), [global_step, calls, counted.bodies, counted.inherited]]
 
 
 calls = 0
