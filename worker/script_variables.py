@@ -347,7 +347,7 @@ class _Packing:
         before = self._bytes
         try:
             return self._packed(variable, self._content)
-        except UserError:
+        except Exception:  # an odd object of the script
             self._bytes = before
             return None
 
@@ -357,7 +357,7 @@ class _Packing:
         """
         try:
             return msgspec.msgpack.encode(self._packed(variable, self._version))
-        except UserError:
+        except Exception:
             return None
 
     def _packed(self, variable: Variable, number: Callable[[torch.Tensor, str], Any]) -> list[Any]:
@@ -379,7 +379,7 @@ class _Packing:
         """Return the value as plain data; None if it contains tensors, or cannot be carried."""
         try:
             return [pack(variable.value, variable.name)]
-        except UserError:
+        except Exception:
             return None
 
     def _content(self, tensor: torch.Tensor, where: str) -> list[Any]:
