@@ -118,18 +118,18 @@ class ScriptVariables:
         self._texts = self._texts_now()
 
     def _affords_look(self) -> bool:
-        since_s = time.monotonic() - self._looked_at_s
+        since_s = time.thread_time() - self._looked_at_s
         return self._passes <= PASSES or since_s >= SHARE_OF_EPOCH * self._look_took_s
 
     def _look(self) -> Reach:
         """Look which variables have changed since the loop began, and which share a part. Returns the look."""
-        began_s = time.monotonic()
+        began_s = time.thread_time()
         now = self._looking.now(sys._getframe())
         made = [Difference(name, node, node) for name, node in self._looking.made_at_epochs.items()]
         for each in (*self._looking.since_begin(now), *made):
             self._judge(each)
         self._sharing = {name for pair in now.shared if not _is_alias(*pair) for name in map(_variable, pair)}
-        self._looked_at_s = time.monotonic()
+        self._looked_at_s = time.thread_time()
         self._look_took_s = self._looked_at_s - began_s
         return now
 
