@@ -7,7 +7,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ class Reach:
     opaque: tuple[str, ...] = ()  # names of values that cannot be read
     cut: str | None = None  # the limit that has cut values off; None: none has
     # Second paths to objects that may change in place, each with the first one; None: too deep for a name. Not in `plain`.
-    shared: tuple[tuple[str | None, str | None], ...] = ()
+    shared: tuple[tuple[str | None, str | None], ...] = field(default=(), compare=False)
 
     def plain(self) -> list[Any]:
         """Return plain values for MessagePack, at most some hundred kB with the default limits, in the order of the

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..protocol.errors import PeerError
 from . import advice
-from .assigned import Sources
+from .assigned import Source, Sources
 from .kept import Difference, Kind, Node, Reach, differences, root_of, variable_of
 from .own_code import directories, is_own_file, loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
@@ -62,6 +62,9 @@ class Looking:
     _derived: frozenset[str] = frozenset()  # those of them that are not plain
     _epoch: Reach | None = None  # the values of `_derived` when the present pass began
     _slice: Slice | None = None  # of the gradient; made when first used
+    _places: set[tuple[str, int]] = field(
+        default_factory=set
+    )  # of the headers of the loops over batches: file and line
     _carried: frozenset[str] = (
         frozenset()
     )  # variables that refer to objects of the job: other values in these objects are not saved
@@ -79,6 +82,9 @@ class Looking:
 
         Before the first pass no loop body has run: the script's values of that time are kept.
         """
+        within = self.frames(frame)
+        if within:
+            self._places.add((within[-1][1].f_code.co_filename, within[-1][1].f_lineno or 0))
         frame = loop_frame(frame, self._code)
         self.passes += 1
         if self._begun is None:
@@ -324,7 +330,9 @@ class Looking:
             return None
         if any(self._sources.is_changed_in_body(name, owners) for name, owners in names):
             return None
-        if (sliced := self._sliced()) is None or sliced.follows_from_bodies(difference):
+        sources = [(Source.read(file), line) for file, line in self._places]
+        places = [(source.tree, line) for source, line in sources if source is not None]
+        if (sliced := self._sliced()) is None or sliced.follows_from_bodies(difference, places):
             return None
         return not any(self._sources.is_rebound(name, owners) for name, owners in names)
 

@@ -18,7 +18,7 @@ import ast
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,7 +89,9 @@ class Slice:
         self._imported = dict(pair for tree in trees for pair in imports(tree))  # the original name of each
         self._iterables: set[ast.AST] = set()  # in headers of loops
         self._stepped: set[Key] = set()  # optimizers and schedulers, which the job carries
-        self._training: list[ast.For] = []  # loops over batches, in which each body computes a gradient
+        self._training: list[
+            tuple[ast.For, ast.AST]
+        ] = []  # loops of which each body computes a gradient, and their modules
         self._changes: dict[Key, list[Change]] = defaultdict(list)
         self._functions: dict[Key, ast.AST] = {}
         self._methods: dict[str, list[tuple[str, _Scope]]] = defaultdict(list)  # by name: classes and scopes
@@ -128,16 +130,23 @@ class Slice:
         """Return whether the same holds for the end of the loop: it is left under a condition that depends on the value."""
         return self._is_kept(difference, self._of_end, self._leaves)
 
-    def follows_from_bodies(self, difference: Difference) -> bool:
+    def follows_from_bodies(self, difference: Difference, places: Collection[tuple[ast.AST, int]]) -> bool:
         """Return whether the value depends on what the bodies of a worker add up, such as a sum of losses. A loop that also
         evaluates, since it computes gradients under a condition alone, does not count: the source does not show which
         of its results is used.
+
+        places: of the headers of the loops over batches, by module and line.
         """
         keys = [key for each in difference.by_each_name for key in self._keys_of_name(each)]
         changes = [change for key in keys for change in self._changes_of(key)]
-        return any(map(self._is_added_up, {*keys, *self._follow(changes)}))
+        loops = [
+            loop
+            for loop, module in self._training
+            if any(module is one and loop.lineno <= line <= (loop.iter.end_lineno or 0) for one, line in places)
+        ]
+        return any(self._is_added_up(key, loops) for key in {*keys, *self._follow(changes)})
 
-    def _is_added_up(self, key: Key) -> bool:
+    def _is_added_up(self, key: Key, training: Sequence[ast.For]) -> bool:
         """Return whether loop bodies add to a value that is not made anew behind their loop."""
         changes = self._changes.get(key, ())
         if key in self._stepped or key.name in self._imported:
@@ -145,11 +154,7 @@ class Slice:
         if any(self._iterables.intersection(each.reads) for each in changes):
             return False  # an item of what a loop iterates over
         added = [
-            (each, loop)
-            for each in changes
-            if each.made_of_itself
-            for loop in self._training
-            if loop.iter in each.tests
+            (each, loop) for each in changes if each.made_of_itself for loop in training if loop.iter in each.tests
         ]
         return any(
             not any(
@@ -336,7 +341,7 @@ class Slice:
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             self._iterables.add(tests[-1])
             if isinstance(node, ast.For) and _computes_gradients(node.body):
-                self._training.append(node)
+                self._training.append((node, _module(scope)))
         for name in ("body", "orelse", "finalbody"):
             self._block(getattr(node, name, ()), scope, tests)
         for handler in getattr(node, "handlers", ()):

@@ -472,7 +472,11 @@ def follows_from_bodies(between: str, functions: str = "") -> bool:
     indented = "".join(f"    {line}\n" for line in between.splitlines())
     tree = parse(TRAINED.format(functions=functions, between=indented))
     node = Node(1, Kind.PLAIN, "float")
-    return Slice([tree], tree).follows_from_bodies(Difference("best", node, node))
+    return Slice([tree], tree).follows_from_bodies(Difference("best", node, node), loops(tree))
+
+
+def loops(tree: ast.Module) -> list[tuple[ast.AST, int]]:
+    return [(tree, node.lineno) for node in ast.walk(tree) if isinstance(node, ast.For)]
 
 
 @pytest.mark.parametrize(
@@ -522,4 +526,25 @@ for epoch in run.epochs(4):
 """
     )
     node = Node(1, Kind.PLAIN, "float")
-    assert not Slice([tree], tree).follows_from_bodies(Difference("best", node, node))
+    assert not Slice([tree], tree).follows_from_bodies(Difference("best", node, node), loops(tree))
+
+
+def test_loops_of_other_modules_in_which_the_job_does_not_train_do_not_count() -> None:
+    tree, other = (
+        parse(TRAINED.format(functions="", between="    best = helper.total")),
+        parse(
+            """
+class Helper:
+    def fit(self):
+        self.total = 0
+        for x, y in batches:
+            loss = f(model(x), y)
+            loss.backward()
+            self.total += loss.item()
+"""
+        ),
+    )
+    node = Node(1, Kind.PLAIN, "float")
+    sliced = Slice([tree, other], tree)
+    assert sliced.follows_from_bodies(Difference("best", node, node), [*loops(tree), *loops(other)])
+    assert not sliced.follows_from_bodies(Difference("best", node, node), loops(tree))
