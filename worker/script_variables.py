@@ -138,11 +138,13 @@ class ScriptVariables:
         return {name: packing.text(variable) for name, variable in (*self._present(), *self._within())}
 
     def _present(self) -> Iterator[tuple[str, Variable]]:
-        """Yield the variables to carry."""
-        frame = self._looking.frame(sys._getframe())
+        """Yield the variables to carry. Those that the script has registered by functions travel as registered values do."""
+        frame, registered = self._looking.frame(sys._getframe()), self._looking.state.registered.mentioned()
         for name, in_place in self._carried.items():
             carried = in_place is not None and name not in self._of_bodies and name not in self._sharing
-            if carried and frame is not None and (variable := find(frame, name)) is not None:
+            if not carried or frame is None or name.rpartition(".")[2] in registered:
+                continue
+            if (variable := find(frame, name)) is not None:
                 yield name, variable
 
     def _within(self) -> Iterator[tuple[str, Variable]]:

@@ -34,6 +34,7 @@ CASES = [
     "counters",
     "used_up",
     "attributes_of_copies",
+    "registered",
     *also("of_a_module", "closures", "teachers", "iterated"),
 ]
 

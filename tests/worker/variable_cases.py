@@ -101,6 +101,28 @@ def used_up(run: Run) -> list[Any]:
     return [model.state_dict(), [scales, list(window), latest, rows, oldest]]
 
 
+def registered(run: Run) -> list[Any]:
+    """A list that is registered by functions, and that a function of `run.every` changes as well as code between epochs."""
+    model = network()
+    raw = torch.optim.SGD(model.parameters(), lr=0.2)
+    found: list[float] = []
+    run.register("found", lambda: list(found), lambda values: found.__setitem__(slice(None), values))
+
+    @run.every(steps=3)
+    def after_some_steps() -> None:
+        found.append(float(run.steps_done))
+
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            ((1 + 0.1 * len(found)) * functional.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(validate(model))
+    run.finish()
+    return [model.state_dict(), found]
+
+
 def epochs_of(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> Iterator[float]:
     for _ in run.epochs(EPOCHS):
         train_epoch(model, optimizer, batches)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -117,6 +118,11 @@ class Registered:
         found: dict[str, list[torch.Tensor]] = {name: [] for name in self._values}
         self._each_tensor(lambda place, tensor: found[place[0]].append(tensor))
         return list(found.values())
+
+    def mentioned(self) -> frozenset[str]:
+        """Return the variables and attributes that functions of the script mention which get or set a value."""
+        functions = [each for pair in self._values.values() for each in pair if isinstance(each, FunctionType)]
+        return frozenset(name for each in functions for name in (*each.__code__.co_names, *each.__code__.co_freevars))
 
     def objects(self) -> list[Any]:
         """Return the objects that were registered with a state of their own."""
