@@ -191,7 +191,7 @@ def test_a_newcomer_that_derives_something_else_at_an_epochs_beginning_ends_thou
     outcome = train(tmp_path / "all", "none", workers=2, case="labels_of_an_epoch")
     assert outcome.codes == [0, exits.UNLIKE], outcome.told
     assert re.search(
-        r"joined in the middle of an epoch, at whose beginning labels .* run\.epoch_begin\(", outcome.told
+        r"joined in the middle of an epoch, at whose beginning labels\.values .* run\.epoch_begin\(", outcome.told
     ), outcome.told
     assert "shares" not in outcome.told
     assert outcome.states == {0: alone(train, tmp_path, "labels_of_an_epoch")}
