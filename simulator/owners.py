@@ -15,7 +15,7 @@ from . import logs
 
 
 class By(enum.Enum):
-    """By what jobs are grouped."""
+    """Column by which jobs are grouped."""
 
     USER = "user"
     ACCOUNT = "account"
@@ -28,7 +28,7 @@ ELSEWHERE = {
 
 
 def by(text: str, option: str) -> By:
-    """Return what jobs are grouped by. Raises UserError, naming `option`."""
+    """Return the column by which jobs are grouped. Raises UserError, naming `option`."""
     if text not in [one.value for one in By]:
         known = " or ".join(one.value for one in By)
         raise UserError(f"{option}: {text!r} is not {known}; --account COLUMN says which column is the account")

@@ -30,7 +30,7 @@ _KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
 _SIZES = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})  # of a tensor; not its values
 _SEEDS = frozenset({"manual_seed", "manual_seed_all", "seed", "seed_all", "seed_everything", "set_seed"})
 _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm", "clip_gradients"})
-_ENDS = _SEEDS | _CLIPS  # functions whose arguments decide about gradients
+_ENDS = _SEEDS | _CLIPS  # functions with arguments on which gradients depend
 _CALLED = ("forward", "__call__")
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
 _ARGUMENT = re.compile(r"(\w+)\((\w+)\)(?:\[([^\]]*)\])?")
@@ -103,7 +103,7 @@ class Slice:
         self._classes: dict[str, ast.ClassDef] = {}
         self._attributes: dict[str, set[str]] = {}  # by class
         self._instances: dict[Key, list[str]] = defaultdict(list)  # classes of a variable's values
-        self._foreign: set[Key] = set()  # variables whose values others' code makes
+        self._foreign: set[Key] = set()  # variables with values that other libraries make
         self._sinks: list[Change] = []
         self._leaves: list[Change] = []  # of the loop over epochs
         self._calls: list[tuple[ast.Call, _Scope, tuple[ast.expr, ...]]] = []
@@ -298,7 +298,7 @@ class Slice:
                 self._declare(node.body, inner, None)
 
     def _block(self, body: Sequence[ast.stmt], scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
-        """Note what these statements change, return and call."""
+        """Record the changes, returns and calls of these statements."""
         for node in body:
             self._statement(node, scope, tests)
             if isinstance(node, ast.If) and isinstance(node.body[-1], _Leaving):

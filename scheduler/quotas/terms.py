@@ -31,7 +31,7 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Group(Quota, frozen=True, forbid_unknown_fields=True):
-    """Users who share one quota."""
+    """Users with one common quota."""
 
     members: tuple[str, ...] = ()
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import elasticd
-from elasticd.ctl.main import main
 
 SOURCES = str(Path(elasticd.__file__).parents[1])
 FIELDS = {
@@ -49,24 +48,12 @@ Simulate = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Simulate:
+def simulate(tmp_path: Path, simulate_here: Simulate) -> Simulate:
     """The command in this process, in a directory with a trace and throughputs."""
     (tmp_path / "trace.csv").write_text(TRACE)
     (tmp_path / "trace.csv.gz").write_bytes(gzip.compress(TRACE.encode()))
     (tmp_path / "profiles.csv").write_text(PROFILES)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["elasticctl", "simulate", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        done = subprocess.CompletedProcess(arguments, int(ended.value.code or 0), captured.out, captured.err)
-        assert done.returncode == code, captured.err
-        assert "Traceback" not in captured.err + captured.out
-        return done
-
-    return call
+    return simulate_here
 
 
 SMALL = ("trace.csv", "--profiles", "profiles.csv", "--servers", "2", "--gpus-per-server", "4")

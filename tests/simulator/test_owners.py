@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from elasticd.ctl.main import main
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.curves import Curves
@@ -267,22 +265,10 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(tmp_path: Path, simulate_here: Command) -> Command:
     """`elasticctl simulate` in this process, in a directory with a trace."""
     (tmp_path / "mixed.csv").write_text(MIXED)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["elasticctl", "simulate", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        done = subprocess.CompletedProcess(arguments, int(ended.value.code or 0), captured.out, captured.err)
-        assert done.returncode == code, captured.err
-        assert "Traceback" not in captured.err + captured.out
-        return done
-
-    return call
+    return simulate_here
 
 
 SMALL = ("mixed.csv", "--servers", "1", "--processes", "1")

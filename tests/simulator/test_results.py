@@ -9,7 +9,6 @@ import json
 import math
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
@@ -17,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from elasticd.ctl.main import main
 from elasticd.ctl.simulate import simulate as simulate_command
 from elasticd.protocol.errors import UserError
 from elasticd.simulator import simulate as replay
@@ -35,23 +33,11 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def simulate(tmp_path: Path, simulate_here: Command) -> Command:
     """The command in this process, in a directory with a trace and throughputs."""
     (tmp_path / "trace.csv").write_text(TRACE)
     (tmp_path / "profiles.csv").write_text(PROFILES)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["elasticctl", "simulate", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        done = subprocess.CompletedProcess(arguments, int(ended.value.code or 0), captured.out, captured.err)
-        assert done.returncode == code, captured.err
-        assert "Traceback" not in captured.err + captured.out
-        return done
-
-    return call
+    return simulate_here
 
 
 def read(path: str) -> list[dict[str, str]]:

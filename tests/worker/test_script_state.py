@@ -15,10 +15,9 @@ from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
 from elasticd.worker.state.epoch_values import EpochValues, Unfilled
 from tests.forked import Scripts
-from tests.worker.ranks import Ranks, also
+from tests.worker.ranks import Ranks, also, restarted
 
 ALONE = [[0, [0]]]
-TWO = [[0, [0, 1]]]
 # One, three, one of them lost in a step that it has missed, two, others; in the middle of epochs and at their edges
 CHANGING = [[0, [0]], [5, [0, 1, 2]], [10, [0, 1, 2], [2]], [13, [1, 2]], [18, [2, 3, 4]], [22, [3, 4]]]
 
@@ -36,16 +35,7 @@ def test_a_loss_that_depends_on_a_scripts_values_gives_the_bits_of_one_worker_al
 def test_a_job_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(ranks: Any, tmp_path: Path, case: str) -> None:
     """Two workers in the middle of an epoch, and one after the restart; another joins in a later epoch."""
     (expected,) = ranks.outcome(f"state_cases.{case}", ALONE).states
-    ranks.train(f"state_cases.{case}", TWO, checkpoints=str(tmp_path))
-    written = {int(path.stem.rpartition("-")[2]): path for path in tmp_path.glob("*step-*.pt")}
-    kept = min((step for step in written if step < 19), key=lambda step: abs(step - 9))
-    for step, path in written.items():
-        if step != kept:
-            path.unlink()
-    again = [[0, [0]], [20, [0, 1]]]
-    assert set(ranks.train(f"state_cases.{case}", again, checkpoints=str(tmp_path)).states) == {expected}
-    steps = [int(path.stem.rpartition("-")[2]) for path in tmp_path.glob("*step-*.pt")]
-    assert min(steps) == kept, "the job has begun anew"
+    assert set(restarted(ranks, f"state_cases.{case}", tmp_path, 9).states) == {expected}
 
 
 # ------------------------------------------------------------------------------------------- a single worker; refusals

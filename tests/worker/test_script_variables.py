@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from elasticd.worker.frames import Variable, find
-from elasticd.worker.script_variables import _Packing
-from tests.worker.ranks import also
+from elasticd.worker.packed_variables import Packing
+from tests.worker.ranks import also, restarted
 
 ALONE = [[0, [0]]]
-TWO = [[0, [0, 1]]]
 # One, three, one of them lost in a step that it has missed, a step given up, two, others; in epochs and at their edges
 CHANGING = [
     [0, [0]],
@@ -51,14 +50,7 @@ def test_a_job_that_goes_on_from_a_checkpoint_has_the_variables_of_that_time(
     ranks: Any, tmp_path: Path, case: str
 ) -> None:
     (expected,) = ranks.outcome(f"variable_cases.{case}", ALONE).states
-    ranks.train(f"variable_cases.{case}", TWO, checkpoints=str(tmp_path))
-    written = {int(path.stem.rpartition("-")[2]): path for path in tmp_path.glob("*step-*.pt")}
-    kept = min((step for step in written if step < 19), key=lambda step: abs(step - 13))
-    for step, path in written.items():
-        if step != kept:
-            path.unlink()
-    again = [[0, [0]], [20, [0, 1]]]
-    assert set(ranks.train(f"variable_cases.{case}", again, checkpoints=str(tmp_path)).states) == {expected}
+    assert set(restarted(ranks, f"variable_cases.{case}", tmp_path, 13).states) == {expected}
 
 
 def test_a_flag_of_the_leader_is_each_workers_own(ranks: Any, tmp_path: Path) -> None:
@@ -69,7 +61,7 @@ def test_a_flag_of_the_leader_is_each_workers_own(ranks: Any, tmp_path: Path) ->
 
 def test_a_copy_of_the_model_with_a_hook_is_not_carried() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    packing = _Packing([model])
+    packing = Packing([model])
     copied = copy.deepcopy(model)
     assert packing.packed(Variable({}, "teacher", copied)) is not None
     copied[0].register_forward_hook(lambda module, inputs, outputs: 0.5 * outputs)
@@ -94,7 +86,7 @@ class _Unset:
     ],
 )
 def test_a_value_that_cannot_be_packed_is_not_carried(value: Any) -> None:
-    packing = _Packing([])
+    packing = Packing([])
     variable = Variable({}, "kept", value)
     assert packing.packed(variable) is packing.text(variable) is packing.without_tensors(variable) is None
 

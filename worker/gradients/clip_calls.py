@@ -147,7 +147,7 @@ _UNSCALED = (
     "leave it out. A step's gradient is unscaled before it is clipped (run.clip(1.0), prepare(…, max_grad_norm=1.0)) and before "
     "before_update= sees it"
 )
-_JOBS: weakref.WeakSet[ClipCalls] = weakref.WeakSet()  # whose loops have begun in this process
+_JOBS: weakref.WeakSet[ClipCalls] = weakref.WeakSet()  # jobs of this process with a loop that has begun
 
 
 def _notice() -> None:
