@@ -673,6 +673,13 @@ def _iterated(node: ast.expr) -> Iterator[ast.expr]:
             yield from _iterated(each)
 
 
+def always_bound(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables that these statements bind in every case before they read them."""
+    flow = _Flow()
+    flow.block(body)
+    return flow.bound - flow.read
+
+
 class _Flow:
     """Names that statements bind before they read them."""
 

@@ -7,7 +7,9 @@ step from the number of all of them. The variable is set before each body, and a
 
 A counter is found in the source: a statement `x += 1` with a constant, which every body reaches once, and no other
 statement of the loop over batches that changes the variable. What the source does not show, such as a method that
-changes an attribute, is seen at the body's end: a variable with another value is no counter any more. A loop over a
+changes an attribute, is seen at the body's end: a variable with another value is no counter any more. Nor is a variable
+by which bodies decide about what lasts (`if n % 100 == 0: memory.clear()`): the decision would be right, and its effect
+on one worker alone. What bodies compute from a counter otherwise ends with them. A loop over a
 generator of the script's own, which reads the batches, has a body for each batch if each pass of the generator's loop
 has one `yield`.
 """
@@ -22,10 +24,11 @@ from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from .assigned import Source
+from .assigned import Source, always_bound
 from .frames import Variable, find
+from .logged import LOGS
 from .looking import Looking
-from .syntax import PARSED, called_name, walk
+from .syntax import PARSED, Function, bound_names, called_name, children, read_names, stored_names, walk
 
 
 class Counter(NamedTuple):
@@ -99,7 +102,26 @@ def _counters(code: CodeType, line: int) -> tuple[Counter, ...]:
     calls = [each for loop in loops for each in walk(loop.iter) if isinstance(each, ast.Call)]
     if any(called_name(each) == "epochs" for each in calls):
         return ()
-    return tuple(counters_in(loops[-1])) if loops else ()
+    source = Source.read(code.co_filename)
+    if not loops or source is None:
+        return ()
+    return tuple(each for each in counters_in(loops[-1]) if not _is_read_elsewhere(source.tree, loops[-1], each.name))
+
+
+def _is_read_elsewhere(tree: ast.Module, loop: ast.For, name: str) -> bool:
+    """Return whether a function reads the variable that is not around the loop: a body may call it."""
+    for function in walk(tree):
+        if isinstance(function, Function) and not any(node is loop for node in walk(function)):
+            reads = [
+                node for node in walk(function) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+            ]
+            if name.rpartition(".")[2] in {node.attr for node in reads} if "." in name else name in _free(function):
+                return True
+    return False
+
+
+def _free(function: ast.AST) -> set[str]:
+    return read_names(function) - bound_names(function)
 
 
 def _loops(code: CodeType, line: int) -> list[ast.For]:
@@ -154,8 +176,59 @@ def counters_in(loop: ast.For) -> Iterator[Counter]:
                 pass
             case _:
                 continue
-        if _is_path(target) and not isinstance(by, bool) and _changes(loop, ast.unparse(target)) == 1:
-            yield Counter(ast.unparse(target), by)
+        name = ast.unparse(target)
+        if not _is_path(target) or isinstance(by, bool) or _changes(loop, name) != 1:
+            continue
+        if _Uses(loop, name).end_with_body(loop.body):
+            yield Counter(name, by)
+
+
+class _Uses:
+    """How the body of a loop uses a counter, and numbers that follow from it alone."""
+
+    def __init__(self, loop: ast.For, name: str) -> None:
+        self._temporaries = always_bound(loop.body)
+        of_loop = stored_names([loop])
+        self._counter, self._names = name, {name}
+        assigned = [node for node in walk(loop) if isinstance(node, ast.Assign)]
+        for _ in assigned:
+            for node in assigned:
+                others = read_names(node.value) & of_loop
+                if self._reads(node.value) and others <= self._names:
+                    self._names |= stored_names([node])
+
+    def _reads(self, node: ast.AST) -> bool:
+        found = [each for each in walk(node) if isinstance(each, ast.Name | ast.Attribute)]
+        return any(isinstance(each.ctx, ast.Load) and ast.unparse(each) in self._names for each in found)
+
+    def end_with_body(self, body: Sequence[ast.stmt], decided: bool = False) -> bool:
+        """Return whether what these statements do by the counter lasts no longer than the body. decided: a condition on the
+        counter is around them.
+        """
+        return all(self._ends_with_body(each, decided) for each in body)
+
+    def _ends_with_body(self, node: ast.stmt, decided: bool) -> bool:
+        match node:
+            case ast.Pass():
+                return True
+            case ast.Expr(value=ast.Call() as call):
+                return called_name(call) in (LOGS if decided else {*LOGS, "backward"}) or not (
+                    decided or self._reads(call)
+                )
+            case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                lasting = [
+                    each for each in targets if not (isinstance(each, ast.Name) and each.id in self._temporaries)
+                ]
+                is_counter = ast.unparse(targets[0]) == self._counter
+                return not lasting or not (decided or self._reads(node)) or (is_counter and not decided)
+            case ast.If(test=test, body=body, orelse=orelse):
+                inside = decided or self._reads(test)
+                return self.end_with_body(body, inside) and self.end_with_body(orelse, inside)
+            case ast.With(body=body) | ast.For(body=body):
+                head = [each for each in children(node) if not isinstance(each, ast.stmt)]
+                return self.end_with_body(body, decided or any(map(self._reads, head)))
+        return not decided and not self._reads(node)
 
 
 def _reached(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

@@ -68,3 +68,36 @@ def test_other_changes_do_not(body: str) -> None:
 )
 def test_the_yields_of_a_pass_are_counted(body: str, found: int | None) -> None:
     assert yields_in(ast.parse(body).body) == found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "weight = min(1.0, n / 100)\nloss = weight * f(x)\nloss.backward()\ntotal += loss.item()\nn += 1",
+        "n += 1\nif n % 100 == 0:\n    print(n, loss)",
+        "loss = f(x)\nif n > 10:\n    loss = loss + g(x)\nloss.backward()\nn += 1",
+        "noise = schedule(n)\nloss = f(x + noise)\nloss.backward()\nhistory.append(loss.item())\nn += 1",
+        "writer.add_scalar('loss', loss, n)\nn += 1",
+    ],
+)
+def test_what_bodies_compute_from_a_counter_ends_with_them(body: str) -> None:
+    assert counters(body) == [("n", 1)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "n += 1\nif n % 4 == 0:\n    memory.clear()",
+        "n += 1\nif n % 4 == 0:\n    p.copy_(p + 1)",
+        "n += 1\nif n % 4 == 0:\n    target = model.state_dict()",
+        "n += 1\nif n % 4 == 0:\n    run.save(model, path)",
+        "phase = n // 4\nn += 1\nif phase % 2:\n    update(teacher)",
+        "update(teacher, n)\nn += 1",
+        "n += 1\nif good(x):\n    phase = n // 4",
+        "model.temperature = 1 / (1 + n)\nn += 1",
+        "n += 1\nif n % 4 == 0:\n    loss = 0\nelse:\n    seen += 1",
+        "while n > late:\n    late += 1\nn += 1",
+    ],
+)
+def test_a_variable_by_which_bodies_decide_about_what_lasts_is_no_counter(body: str) -> None:
+    assert counters(body) == []

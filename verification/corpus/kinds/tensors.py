@@ -600,7 +600,31 @@ SCRIPTS: tuple[Script, ...] = (
             ("self.classwise_acc", "self.state.classwise_acc"),
         ),
     ),
-    Script("ada_probability", EQUAL),
+    Script(
+        "ada_probability",
+        FOUND,
+        "batch_idx",
+        "run.mean, @run.every, a buffer of the model",
+        (
+            (
+                "signs, batch_idx = [], 0\n",
+                'net, model = model, nn.ModuleDict({"net": model, "augment": augment_pipe})\n',
+            ),
+            ("model(augment_pipe", "net(augment_pipe"),
+            (
+                "        optimizer.step()\n",
+                "        run.mean(sign=logits.detach().sign().mean())\n        optimizer.step()\n",
+            ),
+            (
+                "        signs.append(logits.detach().sign().mean())\n        batch_idx += 1\n        if batch_idx % 4 == 0:\n            adjust = torch.sign(torch.stack(signs).mean() - 0.1) * 0.1\n            augment_pipe.p.copy_((augment_pipe.p + adjust).clamp(0, 1))\n            signs.clear()\n",
+                "",
+            ),
+            (
+                "for epoch in",
+                '@run.every(steps=4)\ndef adapt():\n    adjust = 0.1 if run.means["sign"] > 0.1 else -0.1\n    augment_pipe.p.copy_((augment_pipe.p + adjust).clamp(0, 1))\n\n\nfor epoch in',
+            ),
+        ),
+    ),
     Script("path_length_mean", FOUND, "pl_mean"),
     Script(
         "dino_center",
