@@ -14,7 +14,7 @@ import functools
 import linecache
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from . import logged
 from .kept import is_function_type, path_of_function
 from .own_code import directories, own_modules
 from .save_calls import names_place, saved_names
-from .syntax import PARSED, called_name, children, imports, mutates, parse, read_names, walk
+from .syntax import PARSED, called_name, children, imports, mutates, parse, read_names, stored_names, walk
 
 LONGEST = 60  # characters of an expression in a message
 REMEMBERED = 1024  # cached functions, classes and files, in which names of one script are looked up repeatedly
@@ -673,11 +673,13 @@ def _iterated(node: ast.expr) -> Iterator[ast.expr]:
             yield from _iterated(each)
 
 
-def always_bound(body: Sequence[ast.stmt]) -> set[str]:
-    """Return the variables that these statements bind in every case before they read them."""
+def of_iteration(body: Sequence[ast.stmt], read_elsewhere: Set[str]) -> set[str]:
+    """Return the variables that a loop's body binds before each read of them, so that no iteration reads the value of an
+    earlier one. read_elsewhere: variables that code outside the loop reads: of these, those that are bound in every case.
+    """
     flow = _Flow()
     flow.block(body)
-    return flow.bound - flow.read
+    return (flow.bound | (stored_names(body) - read_elsewhere)) - flow.read
 
 
 class _Flow:

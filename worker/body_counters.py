@@ -20,11 +20,11 @@ import ast
 import functools
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from types import CodeType
 from typing import NamedTuple
 
-from .assigned import Source, always_bound
+from .assigned import Source, of_iteration
 from .frames import Variable, find
 from .logged import LOGS
 from .looking import Looking
@@ -105,7 +105,10 @@ def _counters(code: CodeType, line: int) -> tuple[Counter, ...]:
     source = Source.read(code.co_filename)
     if not loops or source is None:
         return ()
-    return tuple(each for each in counters_in(loops[-1]) if not _is_read_elsewhere(source.tree, loops[-1], each.name))
+    loop = loops[-1]
+    within = set(walk(loop))
+    outside = {node.id for node in walk(source.tree) if node not in within and isinstance(node, ast.Name)}
+    return tuple(each for each in counters_in(loop, outside) if not _is_read_elsewhere(source.tree, loop, each.name))
 
 
 def _is_read_elsewhere(tree: ast.Module, loop: ast.For, name: str) -> bool:
@@ -164,8 +167,8 @@ def yields_in(body: Sequence[ast.stmt]) -> int | None:
     return found
 
 
-def counters_in(loop: ast.For) -> Iterator[Counter]:
-    """Yield the counters that the source of a loop over batches shows."""
+def counters_in(loop: ast.For, read_elsewhere: Set[str]) -> Iterator[Counter]:
+    """Yield the counters that the source of a loop over batches shows. read_elsewhere: variables that code outside reads."""
     for statement in _reached(loop.body):
         match statement:
             case ast.AugAssign(target=target, op=ast.Add(), value=ast.Constant(value=int(by))):
@@ -179,15 +182,15 @@ def counters_in(loop: ast.For) -> Iterator[Counter]:
         name = ast.unparse(target)
         if not _is_path(target) or isinstance(by, bool) or _changes(loop, name) != 1:
             continue
-        if _Uses(loop, name).end_with_body(loop.body):
+        if _Uses(loop, name, read_elsewhere).end_with_body(loop.body):
             yield Counter(name, by)
 
 
 class _Uses:
     """How the body of a loop uses a counter, and numbers that follow from it alone."""
 
-    def __init__(self, loop: ast.For, name: str) -> None:
-        self._temporaries = always_bound(loop.body)
+    def __init__(self, loop: ast.For, name: str, read_elsewhere: Set[str]) -> None:
+        self._temporaries = of_iteration(loop.body, read_elsewhere)
         of_loop = stored_names([loop])
         self._counter, self._names = name, {name}
         assigned = [node for node in walk(loop) if isinstance(node, ast.Assign)]

@@ -112,6 +112,12 @@ def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], An
         return {"defaultdict": [name, pack(dict(value), where, number, depth)]}
     if isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
         return {"scalar": [value.dtype.str, value.tobytes()]}
+    if kind is numpy.ndarray and not value.flags.writeable:
+        return {"read-only array": pack(value.copy("K"), where, number, depth)}
+    if kind is numpy.ndarray and not value.flags.c_contiguous:
+        axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
+        if (in_memory := value.transpose(axes)).flags.c_contiguous:  # sums over another order are rounded otherwise
+            return {"transposed array": [axes, pack(in_memory, where, number, depth)]}
     if kind is numpy.ndarray:
         try:
             whole = numpy.require(value, requirements=["C", "W"])
@@ -215,6 +221,15 @@ def _unpack_rarer(kind: str, content: Any, tensor: Callable[[Any, Any], Any] | N
             return tensor(
                 content, torch.from_numpy(present) if fits and present.dtype.kind in "biufc" else None
             ).numpy()
+        case "transposed array" if tensor is not None:
+            axes, packed = content
+            of_kind = type(present) is numpy.ndarray and present.ndim == len(axes)
+            found = unpack(packed, tensor, present.transpose(axes) if of_kind else None)
+            return found.transpose(numpy.argsort(axes))
+        case "read-only array" if tensor is not None:
+            found = unpack(content, tensor)
+            found.flags.writeable = False
+            return found
         case "generator":
             return _generator(*content)
         case "dataclass" | "named tuple":

@@ -127,7 +127,9 @@ def test_sigterm_ends_the_whole_group_and_the_worker_may_say_its_last_words(star
 
 
 def test_a_warning_reaches_the_processes_that_handle_it_and_ends_no_other(start: Callable[..., Shimmed]) -> None:
-    handler = "lambda *_: (os.write(1, b'warned\\n'), os._exit(0))"  # a flag would need a wait that no signal can precede
+    handler = (
+        "lambda *_: (os.write(1, b'warned\\n'), os._exit(0))"  # a flag would need a wait that no signal can precede
+    )
     handles = f"import os, signal; signal.signal(signal.SIGUSR1, {handler}); print('up', flush=True); signal.pause()"
     shimmed = start("bash", "-c", f'{sys.executable} -c "{handles}"; echo after')
     eventually(lambda: b"o up" in shimmed.log())

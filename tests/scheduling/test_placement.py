@@ -368,3 +368,7 @@ def test_where_there_is_room_the_short_way_comes_to_what_an_attempt_comes_to(dat
             assert short.leave(job) == long.leave(job)
             shares[job] = 0
         assert (short._holes, short._idle, short._here) == (long._holes, long._idle, long._here)
+
+
+def test_without_servers_a_job_that_gets_no_gpus_is_placed() -> None:
+    assert IncrementalFewestServers([]).change({1: 0}) == {}

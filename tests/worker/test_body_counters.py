@@ -12,7 +12,7 @@ from elasticd.worker.body_counters import counters_in, yields_in
 def counters(body: str) -> list[tuple[str, int]]:
     loop = ast.parse("for x, y in batches:\n" + "".join(f"    {line}\n" for line in body.splitlines())).body[0]
     assert isinstance(loop, ast.For)
-    return [tuple(each) for each in counters_in(loop)]
+    return [tuple(each) for each in counters_in(loop, {"phase", "target"})]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,7 @@ def test_the_yields_of_a_pass_are_counted(body: str, found: int | None) -> None:
         "loss = f(x)\nif n > 10:\n    loss = loss + g(x)\nloss.backward()\nn += 1",
         "noise = schedule(n)\nloss = f(x + noise)\nloss.backward()\nhistory.append(loss.item())\nn += 1",
         "writer.add_scalar('loss', loss, n)\nn += 1",
+        "for t in range(5):\n    teaches = draw() < threshold(n)\n    value = x[t] if teaches else value_of(x)\nn += 1",
     ],
 )
 def test_what_bodies_compute_from_a_counter_ends_with_them(body: str) -> None:

@@ -311,6 +311,31 @@ def test_plain_values_come_back_equal_and_of_the_same_types(value: Any) -> None:
     assert repr(back) == repr(value)
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        numpy.arange(6.0).reshape(2, 3),
+        numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)),
+        numpy.arange(24).reshape(2, 3, 4).transpose(1, 2, 0),
+        numpy.broadcast_to(numpy.float32(3), (2, 1)).copy("K").T,
+        numpy.zeros((0, 3), order="F"),
+    ],
+)
+@pytest.mark.parametrize("writeable", [False, True])
+def test_arrays_come_back_in_their_order_in_memory(array: numpy.ndarray[Any, Any], writeable: bool) -> None:
+    array = array.copy("K")
+    array.flags.writeable = writeable
+    tensors: list[torch.Tensor] = []
+
+    def number(tensor: torch.Tensor, where: str) -> int:
+        tensors.append(tensor.clone())
+        return len(tensors) - 1
+
+    back = unpack(msgspec.msgpack.decode(msgspec.msgpack.encode(pack(array, "it", number))), lambda n, _: tensors[n])
+    numpy.testing.assert_array_equal(back, array)
+    assert (back.dtype, back.strides, back.flags.writeable) == (array.dtype, array.strides, writeable)
+
+
 @pytest.mark.parametrize("data", [{}, {"list": [], "tuple": []}, {"heap": []}, {"tensor": 0}])
 def test_what_was_not_packed_is_not_unpacked(data: Any) -> None:
     with pytest.raises(PeerError):
