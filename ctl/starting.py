@@ -38,7 +38,8 @@ def of_spec(shared: Context, spec: JobSpec) -> tuple[str, dict[str, object]] | N
     if found is None:
         return None
     if not found.obstacle:
-        found = with_job(found, NEW, spec.gpus.min, spec.gpus.max, spec.priority, fixed=not spec.expected_to_join)
+        fixed, user = not spec.expected_to_join, spec.user or found.user
+        found = with_job(found, NEW, spec.gpus.min, spec.gpus.max, spec.priority, fixed, user)
     return _told(found, NEW)
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from ..scheduler.arrays import Floats, Ints
 from ..scheduler.curves import Curves
 from ..scheduler.length_statistics import NOTHING_ENDED, Ended
 from ..scheduler.policies.expected_lengths import at_quantiles_s
+from ..scheduler.quotas.dividing import Tenancy
 from ..scheduler.scheduler import Scheduler, load_scheduler
 from ..scheduler.view import ServerInView
 from .costs import BACKGROUND
@@ -61,6 +63,15 @@ class Starts:
         place = part * (len(self.after_s) - 1)
         low, high = self.after_s[math.floor(place)], self.after_s[math.ceil(place)]
         return low if low == high else low + (place - math.floor(place)) * (high - low)
+
+
+class _Arrival(NamedTuple):
+    """A job that is submitted after so many seconds."""
+
+    after_s: float
+    min_gpus: int
+    max_gpus: int
+    user: str
 
 
 class TooLong(UserError):
@@ -96,8 +107,10 @@ def starts(outlook: Outlook, job: JobId, seed: int = 0) -> Starts:
     return Starts(tuple(sorted(found)))
 
 
-def with_job(outlook: Outlook, job: JobId, least: int, most: int, priority: int, fixed: bool) -> Outlook:
-    """Return the outlook in which a job with so many GPUs has just been submitted. fixed: as in `OutlookJob`."""
+def with_job(
+    outlook: Outlook, job: JobId, least: int, most: int, priority: int, fixed: bool, user: str = ""
+) -> Outlook:
+    """Return the outlook in which this user has just submitted a job with so many GPUs. fixed: as in `OutlookJob`."""
     total = sum(gpus for _, gpus in outlook.servers)
     linear = tuple(float(gpus) for gpus in range(total + 1))
     new = OutlookJob(
@@ -118,6 +131,7 @@ def with_job(outlook: Outlook, job: JobId, least: int, most: int, priority: int,
         fixed=fixed,
         by_hand=None,
         time_left_s=None,
+        user=user,
     )
     return replace(outlook, jobs=(*outlook.jobs, new), speedups=(*outlook.speedups, linear))
 
@@ -158,18 +172,22 @@ def _run(
         packing=stages.packing,
         placement=stages.placement,
         begun=table.begun,
+        tenancy=Tenancy(stages.quotas, table.users) if stages.quotas.any else None,
     )
     start_s = float(simulation.run(check_time, until_started=target).start_s[target])
     return math.inf if math.isnan(start_s) else start_s
 
 
-def _arrivals(outlook: Outlook, rng: random.Random) -> list[tuple[float, tuple[int, int]]]:
-    """Return when jobs arrive (s from now), with their smallest and largest shares."""
-    found: list[tuple[float, tuple[int, int]]] = []
+def _arrivals(outlook: Outlook, rng: random.Random) -> list[_Arrival]:
+    """Return the jobs that arrive in one run."""
+    found: list[_Arrival] = []
+    users = outlook.arrival_users or [""] * len(outlook.arrivals)
+    lately = [*zip(outlook.arrivals, users, strict=True)]
     at_s = 0.0
     while outlook.arrivals and outlook.arrivals_s > 0 and len(found) < MOST_ARRIVALS:
         at_s += rng.expovariate(len(outlook.arrivals) / outlook.arrivals_s)
-        found.append((at_s, rng.choice(outlook.arrivals)))
+        (least, most), user = rng.choice(lately)
+        found.append(_Arrival(at_s, least, most, user))
     return found
 
 
@@ -179,7 +197,7 @@ class _Table:
     def __init__(
         self,
         outlook: Outlook,
-        arrivals: Sequence[tuple[float, tuple[int, int]]],
+        arrivals: Sequence[_Arrival],
         ended: Ended,
         quantiles: Floats,
         factor: float,
@@ -192,8 +210,8 @@ class _Table:
         def of(name: str, later: Sequence[float] = ()) -> Floats:
             return np.array([*(getattr(job, name) for job in jobs), *(later or [0.0] * new)], dtype=np.float64)
 
-        least = [min(some, total) for _, (some, _) in arrivals]
-        most = [max(1, min(many, total)) for _, (_, many) in arrivals]
+        least = [min(each.min_gpus, total) for each in arrivals]
+        most = [max(1, min(each.max_gpus, total)) for each in arrivals]
         requested = of("requested_gpus", most).astype(np.int64)
         done_s = of("done_s")
         known_s = np.array([math.nan if job.left_s is None else job.left_s for job in jobs] + [math.nan] * new)
@@ -209,9 +227,10 @@ class _Table:
         share = of("share").astype(np.int64)
         rate = speedups[curve, np.minimum(np.where(share > 0, share, requested), total)]
         left_s = np.maximum(np.minimum(left_s, limit_s * np.where(rate > 0, rate, 1.0)), 1.0)
-        submit_s = of("submitted_s", [now + at for at, _ in arrivals]) - now
+        submit_s = of("submitted_s", [now + each.after_s for each in arrivals]) - now
         waiting_s = [now if job.waiting_since_s is None else job.waiting_since_s for job in jobs]
         since_s = np.where(share[: len(jobs)] > 0, math.nan, np.array(waiting_s) - now)
+        self.users = [*(job.user for job in jobs), *(each.user for each in arrivals)]
         self.workload = Workload(
             names=[*(job.job for job in jobs), *(JobId(f"arrival-{number}") for number in range(new))],
             submit_s=submit_s,

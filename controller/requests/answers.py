@@ -269,7 +269,7 @@ def _answer(cluster: Cluster, now: float, asked: ClientRequest, fetched: Fetched
         case SetPolicy() as request:
             return set_policy(cluster, now, asked, request)
         case GetOutlook():
-            return outlook(cluster, now)
+            return outlook(cluster, now, asked.who.name)
         case GetQuotas():
             return quotas_found(cluster, now)
         case GetUsage() as request:

@@ -26,8 +26,8 @@ LATELY_S = 24 * 3600.0
 MOST_ARRIVALS = 500  # from which arrivals are drawn
 
 
-def outlook(cluster: Cluster, now: float) -> Outlook | None:
-    """Return the facts; None if the controller has just started and its servers are not back yet."""
+def outlook(cluster: Cluster, now: float, user: str) -> Outlook | None:
+    """Return the facts for this user; None if the controller has just started and its servers are not back yet."""
     if cluster.servers.awaited:
         return None
     if obstacle := _obstacle(cluster):
@@ -56,7 +56,9 @@ def outlook(cluster: Cluster, now: float) -> Outlook | None:
         speedups=tuple(tuple(curves.speedup[curve, : largest + 1].tolist()) for curve, largest in most.items()),
         lengths=tuple(map(tuple, _lengths(cluster).lengths.tolist())),
         arrivals=tuple((job.spec.gpus.min, job.spec.gpus.max) for job in lately),
+        arrival_users=tuple(job.user for job in lately),
         arrivals_s=min(LATELY_S, now - first_s),
+        user=user,
     )
 
 
@@ -79,6 +81,7 @@ def facts(
     fixed: bool = False,
     by_hand: int | None = None,
     limit_s: float | None = None,
+    user: str = "",
 ) -> OutlookJob:
     """Return the facts about the job of this row. curve: its place in the outlook. limit_s: of its time with GPUs."""
     waiting_s, executed_s = float(columns.waiting_since_s[row]), float(columns.executed_s[row])
@@ -100,6 +103,7 @@ def facts(
         fixed=fixed,
         by_hand=by_hand,
         time_left_s=None if limit_s is None else max(0.0, limit_s - executed_s),
+        user=user,
     )
 
 
@@ -114,6 +118,7 @@ def _view(job: Job, columns: Columns, row: int, curve_of: Mapping[int, int], nev
         never_joins or job.gang,
         job.record.manual_share,
         job.spec.time_limit_s,
+        job.user,
     )
 
 
@@ -131,8 +136,6 @@ def _obstacle(cluster: Cluster) -> str:
     scheduler = cluster.planning.decider.scheduler
     if isinstance(scheduler.policy, LoadedPlugin):
         return "the policy is a Python file on the controller's host"
-    if scheduler.stages.quotas.any:
-        return "quotas divide the GPUs"
     if scheduler.stages.reservations:
         return "some GPUs are reserved for a period"
     if cluster.jobs.rows.any_deadline:

@@ -65,13 +65,14 @@ class OutlookJob(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     fixed: bool  # the job cannot be resized or preempted once it has GPUs
     by_hand: int | None  # its share, if that was set by hand
     time_left_s: float | None  # with GPUs, until its time limit; None: no limit
+    user: str = ""
 
 
 class Outlook(Message, frozen=True, kw_only=True):
     """The facts from which a simulation can run forward, or why none can."""
 
     time_s: float
-    obstacle: str = ""  # why a simulation would be wrong: "quotas divide the GPUs"; "": it can be made
+    obstacle: str = ""  # why a simulation would be wrong: "some jobs have deadlines"; "": it can be made
     policy: dict[str, Any] = {}  # a policy file
     servers: tuple[tuple[ServerId, int], ...] = ()  # connected servers, with their numbers of usable GPUs
     jobs: tuple[OutlookJob, ...] = ()  # in the order of submission, without those that may not have GPUs now
@@ -80,7 +81,9 @@ class Outlook(Message, frozen=True, kw_only=True):
         tuple[int, ...], ...
     ] = ()  # numbers of ended jobs by kind and length (`scheduler.length_statistics`)
     arrivals: tuple[tuple[int, int], ...] = ()  # smallest and largest share of the jobs submitted lately
+    arrival_users: tuple[str, ...] = ()  # who submitted these
     arrivals_s: float = 0.0  # in so many seconds
+    user: str = ""  # who asks
 
 
 class Jobs(Message, frozen=True, kw_only=True):

@@ -97,11 +97,23 @@ def test_a_command_with_gpus_is_fixed_and_its_length_counts_when_it_has_ended() 
     assert sum(map(sum, outlook(world).lengths)) == before + 1
 
 
+def test_under_quotas_a_job_starts_where_its_user_has_gpus() -> None:
+    world = World({"s1": 4}, stages=Stages(quotas=Quotas(users={"alice": Quota(gpus=2, most_gpus=2)})))
+    first = world.submit(job_spec("first", 2, 2), who=ALICE)
+    world.settle(first.id, 3)
+    waits = world.submit(job_spec("waits", 1, 1), who=ALICE)
+    others = world.submit(job_spec("others", 4, 4))
+    world.settle(others.id, 3)
+    found = outlook(world)
+    assert (found.obstacle, found.user) == ("", "alice")
+    assert [each.user for each in found.jobs] == [waits.user, waits.user, others.user]
+    assert len(found.arrival_users) == len(found.arrivals)
+    assert starts(found, waits.id).interval_s[0] > 0.0, "two GPUs are idle, and alice may have no third one"
+
+
 def test_where_the_simulator_would_decide_otherwise_the_outlook_has_an_obstacle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = outlook(World({"s1": 4}, stages=Stages(quotas=Quotas(users={"alice": Quota(gpus=2)}))))
-    assert (found.obstacle, found.jobs) == ("quotas divide the GPUs", ())
     world = World({"s1": 4})
     world.submit(job_spec("due", 1, 4, deadline=Deadline(in_s=3600.0, soft=True)))
     assert outlook(world).obstacle == "some jobs have deadlines"

@@ -116,6 +116,31 @@ def test_a_new_job_is_the_last_in_the_queue() -> None:
     assert starts(after, JobId("new")).interval_s == pytest.approx((200.0 + START_S, 200.0 + START_S))
 
 
+QUOTAS = {"users": {"alice": {"gpus": 2, "most_gpus": 2}, "bob": {"gpus": 2}}}
+
+
+def test_quotas_decide_whose_job_starts_first() -> None:
+    held = [gang("a", 2, share=2, left_s=4000.0, user="alice"), gang("b", 2, share=2, user="bob")]
+    free = outlook(*held, gang("c", 2, user="alice"), gang("d", 2, user="bob"), policy="max-min")
+    bounded = msgspec.structs.replace(free, policy={"policy": "max-min", "quotas": QUOTAS})
+    assert starts(free, JobId("c")).interval_s == pytest.approx((200.0, 200.0))
+    assert starts(free, JobId("d")).interval_s[0] > 200.0
+    assert starts(bounded, JobId("d")).interval_s == pytest.approx((200.0, 200.0)), "c is beyond its user's quota"
+    assert starts(bounded, JobId("c")).interval_s == pytest.approx((2000.0, 2000.0))
+    new = with_job(bounded, JobId("new"), 1, 1, 0, fixed=True, user="alice")
+    assert starts(new, JobId("new")).interval_s[0] >= 2000.0
+
+
+def test_later_jobs_of_a_user_stay_within_the_users_quota() -> None:
+    held, waiting = gang("a", 4, share=4, left_s=4000.0), gang("b", 4, priority=-1, user="bob")
+    arrivals = {"arrivals": ((1, 4),) * 8, "arrivals_s": 3600.0, "arrival_users": ("alice",) * 8}
+    found = outlook(held, waiting, policy="afs-p", **arrivals)
+    none = {"users": {"alice": {"most_gpus": 0}, "bob": {"gpus": 4}}}
+    bounded = msgspec.structs.replace(found, policy={"policy": "afs-p", "quotas": none})
+    assert starts(found, JobId("b")).interval_s[1] > 1000.0
+    assert starts(bounded, JobId("b")).interval_s == pytest.approx((1000.0, 1000.0))
+
+
 def test_a_job_that_the_outlook_does_not_have_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         starts(outlook(job("a")), JobId("b"))
