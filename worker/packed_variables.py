@@ -66,10 +66,27 @@ class Packing:
         for position, module in enumerate(self._modules):
             if module is not value and _are_alike(module, value):
                 trained = [each.requires_grad for each in value.parameters()]
-                attributes = list(map(_plain_attributes, module.modules(), value.modules()))
+                attributes = list(map(self._attributes, module.modules(), value.modules()))
                 tensors = [each.detach() for each in _tensors(value)]
                 return [position, trained, pack([attributes, tensors], name, number)]
         raise UserError(f"{name} is a module that is no copy of one of the job")
+
+    def _attributes(self, one: torch.nn.Module, other: torch.nn.Module) -> dict[str, Any]:
+        """Return the other module's attributes that can be carried, such as a rate. Raises UserError if others differ, such as
+        hooks.
+        """
+        found = {name: each for name, each in vars(other).items() if name not in _HELD}
+        if found.keys() != vars(one).keys() - _HELD:
+            raise UserError("a copy of a module has other attributes")
+        carried = {}
+        for name, each in found.items():
+            try:
+                pack(each, name, self._own)
+                carried[name] = each
+            except UserError:
+                if each is not vars(one)[name]:
+                    raise
+        return carried
 
     def without_tensors(self, variable: Variable) -> list[Any] | None:
         """Return the value as plain data; None if it contains tensors, or cannot be carried."""
@@ -164,24 +181,6 @@ def _are_alike(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     kinds = [[type(each) for each in module.modules()] for module in (one, other)]
     tensors = [[(each.shape, each.dtype, each.device) for each in _tensors(module)] for module in (one, other)]
     return kinds[0] == kinds[1] and tensors[0] == tensors[1]
-
-
-def _plain_attributes(one: torch.nn.Module, other: torch.nn.Module) -> dict[str, Any]:
-    """Return the other module's attributes that are plain data, such as a rate. Raises UserError if others differ, such as
-    hooks.
-    """
-    found = {name: each for name, each in vars(other).items() if name not in _HELD}
-    if found.keys() != vars(one).keys() - _HELD:
-        raise UserError("a copy of a module has other attributes")
-    plain = {}
-    for name, each in found.items():
-        try:
-            pack(each, name)
-            plain[name] = each
-        except UserError:
-            if each is not vars(one)[name]:
-                raise
-    return plain
 
 
 def _copied(module: torch.nn.Module, trained: Sequence[bool], parts: Any) -> torch.nn.Module:

@@ -53,6 +53,12 @@ def test_a_job_that_goes_on_from_a_checkpoint_has_the_variables_of_that_time(
     assert set(restarted(ranks, f"variable_cases.{case}", tmp_path, 13).states) == {expected}
 
 
+@pytest.mark.parametrize("step", [4, 5, 6])  # five: the last one of an epoch
+def test_parameters_that_are_frozen_where_an_epoch_begins_are_so_at_a_new_worker(ranks: Any, step: int) -> None:
+    (expected,) = ranks.outcome("variable_cases.switched", ALONE).states
+    assert set(ranks.train("variable_cases.switched", [[0, [0]], [step, [0, 1, 2]]]).states) == {expected}
+
+
 def test_a_flag_of_the_leader_is_each_workers_own(ranks: Any, tmp_path: Path) -> None:
     (expected,) = ranks.outcome("variable_cases.flags", ALONE).states
     grown = ranks.train("variable_cases.flags", [[0, [0]], [9, [0, 1, 2]]], checkpoints=str(tmp_path))

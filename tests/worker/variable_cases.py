@@ -284,10 +284,11 @@ class Scaled(nn.Module):
         super().__init__()
         self.net = network()
         self.factor = 1.0
+        self.offset: torch.Tensor | None = None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.factor * self.net(inputs)
-        return outputs
+        return outputs if self.offset is None else outputs + self.offset
 
 
 @dataclass
@@ -318,11 +319,12 @@ def attributes_of_copies(run: Run) -> list[Any]:
         if epoch == 0:
             teacher = copy.deepcopy(model).eval().requires_grad_(False)
             teacher.net[3].p = 0.4
+            teacher.offset = torch.arange(3.0) / 10
             best = copy.deepcopy(model.state_dict())
             mean = (torch.arange(12.0).reshape(3, 4) + epoch).t()
         model.factor *= 0.9
     run.finish()
-    rates = [teacher.factor, teacher.net[3].p, [each.requires_grad for each in teacher.parameters()]]
+    rates = [teacher.factor, teacher.net[3].p, teacher.offset, [each.requires_grad for each in teacher.parameters()]]
     return [
         model.state_dict(),
         [weight.epoch, weight.of_loss, rates, best, best._metadata, mean.stride(), model.factor],
@@ -392,3 +394,34 @@ def flags(run: Run) -> list[Any]:
         assert first is verbose is run.is_leader, "the timetable has one leader"
     run.finish()
     return [model.state_dict(), [weight]]
+
+
+class Adapted(nn.Module):
+    """A network whose adapter works from some epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(12, 3)
+        self.down, self.up = nn.Parameter(0.1 * torch.ones(2, 12)), nn.Parameter(torch.zeros(3, 2))
+        self.enabled = False
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.base(inputs)
+        return outputs + inputs @ self.down.T @ self.up.T if self.enabled else outputs
+
+
+def switched(run: Run) -> list[Any]:
+    """An attribute and a flag of parameters, which code at each epoch's beginning sets by the epoch."""
+    torch.manual_seed(5)
+    model: Any = Adapted()
+    raw = torch.optim.SGD(model.parameters(), lr=0.2)
+    model, optimizer, batches = run.prepare(model, raw, Points(), batch_size=5)
+    for epoch in run.epochs(EPOCHS):
+        model.enabled = epoch >= 1
+        model.base.requires_grad_(epoch < 1)
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run.finish()
+    return [model.state_dict(), model.enabled]

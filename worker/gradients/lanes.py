@@ -110,9 +110,11 @@ class Lanes:
                     parameter.grad = None
 
     def give_up(self) -> None:
-        """Discard the gradients of the step in progress."""
+        """Discard the gradients of the step in progress, also of parameters that are frozen before the next one."""
         for lane in self._lanes:
             lane.accumulation.forget()
+            for parameter in lane.parameters:
+                parameter.grad = None
 
     def _lay_out(self, parameters: list[torch.nn.Parameter]) -> Lane:
         # There may be more workers than virtual workers: while a whole roster is replaced, it contains old and new workers.
