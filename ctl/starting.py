@@ -38,8 +38,7 @@ def of_spec(shared: Context, spec: JobSpec) -> tuple[str, dict[str, object]] | N
     if found is None:
         return None
     if not found.obstacle:
-        fixed, user = not spec.expected_to_join, spec.user or found.user
-        found = with_job(found, NEW, spec.gpus.min, spec.gpus.max, spec.priority, fixed, user)
+        found = with_job(found, NEW, spec)
     return _told(found, NEW)
 
 

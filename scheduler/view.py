@@ -9,6 +9,7 @@ most policies read few.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
@@ -263,6 +264,17 @@ class ServerInView:
             capacity=Capacity.of(server),
         )
 
+    @classmethod
+    def of_kinds(cls, server: ServerId, kinds: Kinds) -> ServerInView:
+        """Build a server whose GPUs are numbered from 0, and equally close to each other."""
+        sorts = tuple(sort for sort, count in kinds.gpus for _ in range(count))
+        return cls(server=server, gpus=tuple(range(len(sorts))), sorts=sorts, capacity=kinds.capacity)
+
+    @property
+    def kinds(self) -> Kinds:
+        sorts = self.sorts or (GpuSort(),) * len(self.gpus)
+        return Kinds(tuple((sort, len([*run])) for sort, run in itertools.groupby(sorts)), self.capacity)
+
     def only(self, kept: Sequence[int]) -> ServerInView:
         """Return the server restricted to the GPUs at these positions."""
         return ServerInView(
@@ -295,6 +307,14 @@ class ServerInView:
     @cached_property
     def stock(self) -> Stock:
         return Stock.of(self.sorts or [GpuSort()] * len(self.gpus), self.capacity, self.server)
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """What distinguishes the GPUs of a server for jobs' demands: the numbers of GPUs of each sort, in the GPUs' order."""
+
+    gpus: tuple[tuple[GpuSort, int], ...]
+    capacity: Capacity | None = None
 
 
 @dataclass(frozen=True)

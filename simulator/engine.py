@@ -91,7 +91,8 @@ class Simulation:
         """
         policy, admission = covering(policy, costs), covering(admission, costs)
         self._outages = None if failures is None else Outages(failures, cluster, seed)
-        self._typed = Typed(workload, cluster) if failures is not None or differs(workload, cluster) else None
+        fixed = frozenset() if begun is None else frozenset(begun.fixed.nonzero()[0].tolist())
+        self._typed = Typed(workload, cluster, fixed) if failures is not None or differs(workload, cluster) else None
         self._load = workload
         self._cluster = cluster
         self._packing = packing
@@ -168,7 +169,11 @@ class Simulation:
             return
         shares = begun.share[numbers]
         places = jobs.places(numbers)
-        self._placements.change(dict(zip(numbers.tolist(), shares.tolist(), strict=True)))
+        if self._typed is None:
+            self._placements.change(dict(zip(numbers.tolist(), shares.tolist(), strict=True)))
+        else:
+            assert begun.gpus is not None
+            self._rescale(self._typed, self._typed.change({job: begun.gpus[job] for job in numbers.tolist()}))
         self._progress.works_with[numbers] = shares
         jobs.give(places, shares, places, stops=False)
         self._knowledge.given(numbers, shares)

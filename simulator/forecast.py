@@ -20,19 +20,22 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from ..protocol.errors import UserError
 from ..protocol.messages import Outlook, OutlookJob
-from ..protocol.model import JobId
+from ..protocol.model import JobId, JobSpec
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.curves import Curves
+from ..scheduler.kinds import Demand
 from ..scheduler.length_statistics import NOTHING_ENDED, Ended
 from ..scheduler.policies.expected_lengths import at_quantiles_s
 from ..scheduler.quotas.dividing import Tenancy
 from ..scheduler.scheduler import Scheduler, load_scheduler
-from ..scheduler.view import ServerInView
+from ..scheduler.sets import union
+from ..scheduler.view import Kinds, ServerInView, gpus_by_sort, limit_for
 from .costs import BACKGROUND
 from .engine import Simulation
 from .workload import Begun, Workload
@@ -72,6 +75,7 @@ class _Arrival(NamedTuple):
     min_gpus: int
     max_gpus: int
     user: str
+    demand: int  # place in `Outlook.demands`
 
 
 class TooLong(UserError):
@@ -89,6 +93,7 @@ def starts(outlook: Outlook, job: JobId, seed: int = 0) -> Starts:
     if not any(gpus for _, gpus in outlook.servers):
         return Starts((math.inf,))
     scheduler = load_scheduler(outlook.policy, "the cluster's policy")
+    gpus = _gpus(outlook)
     ended = Ended(np.array(outlook.lengths, dtype=np.int64), NOTHING_ENDED.errors) if outlook.lengths else NOTHING_ENDED
     found: list[float] = []
     began_s = time.process_time()
@@ -102,23 +107,23 @@ def starts(outlook: Outlook, job: JobId, seed: int = 0) -> Starts:
         if len(found) >= FEWEST_RUNS and time.process_time() - began_s > TIME_S:
             break
         found.append(
-            _run(outlook, target, scheduler, ended, quantiles[:, run], random.Random(f"{seed} {run}"), check_time)
+            _run(outlook, gpus, target, scheduler, ended, quantiles[:, run], random.Random(f"{seed} {run}"), check_time)
         )
     return Starts(tuple(sorted(found)))
 
 
-def with_job(
-    outlook: Outlook, job: JobId, least: int, most: int, priority: int, fixed: bool, user: str = ""
-) -> Outlook:
-    """Return the outlook in which this user has just submitted a job with so many GPUs. fixed: as in `OutlookJob`."""
+def with_job(outlook: Outlook, job: JobId, spec: JobSpec) -> Outlook:
+    """Return the outlook in which the asking user has just submitted this job."""
     total = sum(gpus for _, gpus in outlook.servers)
     linear = tuple(float(gpus) for gpus in range(total + 1))
+    demand = msgspec.to_builtins(Demand.of(spec))
+    known = outlook.demands or (msgspec.to_builtins(Demand()),)
     new = OutlookJob(
         job=job,
-        min_gpus=least,
-        max_gpus=max(least, min(most, total)),
-        requested_gpus=max(least, min(most, total)),
-        priority=priority,
+        min_gpus=spec.gpus.min,
+        max_gpus=max(spec.gpus.min, min(spec.gpus.max, total)),
+        requested_gpus=max(spec.gpus.min, min(spec.gpus.max, total)),
+        priority=spec.priority,
         curve=len(outlook.speedups),
         submitted_s=outlook.time_s,
         waiting_since_s=outlook.time_s,
@@ -128,12 +133,14 @@ def with_job(
         done_s=0.0,
         left_s=None,
         share=0,
-        fixed=fixed,
+        fixed=not spec.expected_to_join,
         by_hand=None,
-        time_left_s=None,
-        user=user,
+        time_left_s=spec.time_limit_s,
+        user=spec.user or outlook.user,
+        demand=known.index(demand) if demand in known else len(known),
     )
-    return replace(outlook, jobs=(*outlook.jobs, new), speedups=(*outlook.speedups, linear))
+    found = replace(outlook, jobs=(*outlook.jobs, new), speedups=(*outlook.speedups, linear))
+    return found if demand in known else replace(found, demands=(*known, demand))
 
 
 def _quantiles(count: int, rng: np.random.Generator) -> Floats:
@@ -147,6 +154,7 @@ def _quantiles(count: int, rng: np.random.Generator) -> Floats:
 
 def _run(
     outlook: Outlook,
+    gpus: _Gpus,
     target: int,
     scheduler: Scheduler,
     ended: Ended,
@@ -160,12 +168,11 @@ def _run(
     ended = Ended(drawn.astype(np.int64), ended.errors)
     factor = math.exp(DRIFT * NormalDist().inv_cdf(min(max(float(quantiles[0]), 1e-3), 1 - 1e-3)))
     later = [rng.random() for _ in arrivals]
-    table = _Table(outlook, arrivals, ended, np.concatenate((quantiles[1:], later)), factor)
+    table = _Table(outlook, arrivals, ended, np.concatenate((quantiles[1:], later)), factor, gpus.demands)
     stages = scheduler.stages
-    cluster = tuple(ServerInView(server, tuple(range(gpus))) for server, gpus in outlook.servers if gpus)
     simulation = Simulation(
         table.workload,
-        cluster,
+        gpus.servers,
         scheduler.policy,
         BACKGROUND,
         seed=rng.randrange(1 << 30),
@@ -178,16 +185,37 @@ def _run(
     return math.inf if math.isnan(start_s) else start_s
 
 
+class _Gpus(NamedTuple):
+    """The cluster's GPUs, and the distinct demands for them; None: each job may use all of them."""
+
+    servers: tuple[ServerInView, ...]
+    demands: tuple[Demand, ...] | None
+
+
+def _gpus(outlook: Outlook) -> _Gpus:
+    equal = tuple(ServerInView(server, tuple(range(gpus))) for server, gpus in outlook.servers)
+    if not outlook.kinds:
+        return _Gpus(equal, None)
+    kinds = msgspec.convert(outlook.kinds, tuple[Kinds, ...])
+    cluster = tuple(ServerInView.of_kinds(server, own) for (server, _), own in zip(outlook.servers, kinds, strict=True))
+    demands = msgspec.convert(outlook.demands, tuple[Demand, ...])
+    sorts = gpus_by_sort(cluster)
+    everything = (union(sorts.values()),)
+    free = all(limit_for(demand, sorts).options == everything and not demand.counts for demand in demands)
+    return _Gpus(equal, None) if free else _Gpus(cluster, demands)
+
+
 def _arrivals(outlook: Outlook, rng: random.Random) -> list[_Arrival]:
     """Return the jobs that arrive in one run."""
     found: list[_Arrival] = []
     users = outlook.arrival_users or [""] * len(outlook.arrivals)
-    lately = [*zip(outlook.arrivals, users, strict=True)]
+    demands = outlook.arrival_demands or [0] * len(outlook.arrivals)
+    lately = [*zip(outlook.arrivals, users, demands, strict=True)]
     at_s = 0.0
     while outlook.arrivals and outlook.arrivals_s > 0 and len(found) < MOST_ARRIVALS:
         at_s += rng.expovariate(len(outlook.arrivals) / outlook.arrivals_s)
-        (least, most), user = rng.choice(lately)
-        found.append(_Arrival(at_s, least, most, user))
+        (least, most), user, demand = rng.choice(lately)
+        found.append(_Arrival(at_s, least, most, user, demand))
     return found
 
 
@@ -201,8 +229,11 @@ class _Table:
         ended: Ended,
         quantiles: Floats,
         factor: float,
+        demands: Sequence[Demand] | None,
     ) -> None:
-        """quantiles: of the lengths, by job of the outlook and of the arrivals. factor: of all drawn lengths."""
+        """quantiles: of the lengths, by job of the outlook and of the arrivals. factor: of all drawn lengths. demands: distinct
+        ones; None: each job may use all GPUs.
+        """
         total = sum(gpus for _, gpus in outlook.servers)
         jobs, now = outlook.jobs, outlook.time_s
         new = len(arrivals)
@@ -230,6 +261,7 @@ class _Table:
         submit_s = of("submitted_s", [now + each.after_s for each in arrivals]) - now
         waiting_s = [now if job.waiting_since_s is None else job.waiting_since_s for job in jobs]
         since_s = np.where(share[: len(jobs)] > 0, math.nan, np.array(waiting_s) - now)
+        asked = [*(job.demand for job in jobs), *(each.demand for each in arrivals)]
         self.users = [*(job.user for job in jobs), *(each.user for each in arrivals)]
         self.workload = Workload(
             names=[*(job.job for job in jobs), *(JobId(f"arrival-{number}") for number in range(new))],
@@ -243,6 +275,7 @@ class _Table:
             models=("",) * len(speedups),
             told_s=np.where(np.isnan(known_s), math.nan, done_s + left_s),
             priority=_ints(of("priority")),
+            demands=None if demands is None else [demands[each] for each in asked],
         )
         self.begun = Begun(
             share=share,
@@ -253,6 +286,7 @@ class _Table:
             changes=_ints(of("changes")),
             fixed=_ints(of("fixed")),
             by_hand=np.array([job.by_hand or 0 for job in jobs] + [0] * new, dtype=np.int64),
+            gpus=[sum(1 << at for at in job.held) for job in jobs],
         )
 
 

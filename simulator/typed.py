@@ -5,7 +5,7 @@ A job stays on one type for its whole life, as on real clusters (`scheduler.kind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.companion import plan
 from ..scheduler.kinds import Demand
+from ..scheduler.sets import union
 from ..scheduler.view import Gpus, JobTable, Limit, ServerInView, gpus_by_sort, limit_for
 from .workload import Workload
 
@@ -25,10 +26,12 @@ def differs(workload: Workload, cluster: Sequence[ServerInView]) -> bool:
 class Typed:
     """The jobs' limits and GPUs. Jobs are given by number (`jobs`)."""
 
-    def __init__(self, workload: Workload, cluster: Sequence[ServerInView]) -> None:
+    def __init__(self, workload: Workload, cluster: Sequence[ServerInView], fixed: Set[int] = frozenset()) -> None:
+        """fixed: jobs that keep their GPUs until they end."""
         self.gpus: dict[int, Gpus] = {}  # of all jobs that have some
         self.down: Gpus = 0  # out of order
         self._workload = workload
+        self._fixed = fixed
         self._sorts = gpus_by_sort(cluster)
         self._types: dict[str, Gpus] = {}
         for sort, gpus in self._sorts.items():
@@ -41,16 +44,22 @@ class Typed:
         """Return the distinct limits of the jobs, and for each row the index of its limit; None: there is no job."""
         if not len(jobs):
             return (), None
-        own = [self._demands[number] for number in jobs.rows.tolist()]
-        numbers = {demand: at for at, demand in enumerate(dict.fromkeys(own))}
-        for demand in numbers:
-            if demand not in self._limits:
-                self._limits[demand] = limit_for(demand, self._sorts)
-        limits = [self._limits[demand] for demand in numbers]
-        if self.down:
-            left = [[option & ~self.down for option in limit.options] for limit in limits]
-            limits = [Limit(one.demand, tuple(filter(None, up))) for one, up in zip(limits, left, strict=True)]
+        kept = {job: self.gpus[job] for job in self._fixed if job in self.gpus}
+        away = self.down | union(kept.values())
+        own = [(self._demands[number], kept.get(number, 0)) for number in jobs.rows.tolist()]
+        numbers = {limited: at for at, limited in enumerate(dict.fromkeys(own))}
+        limits = [
+            Limit(
+                demand, (gpus,) if gpus else tuple(filter(None, [option & ~away for option in self._options(demand)]))
+            )
+            for demand, gpus in numbers
+        ]
         return tuple(limits), np.array([numbers[one] for one in own], np.int64)
+
+    def _options(self, demand: Demand) -> tuple[Gpus, ...]:
+        if demand not in self._limits:
+            self._limits[demand] = limit_for(demand, self._sorts)
+        return self._limits[demand].options
 
     def fail(self, down: Gpus) -> dict[int, tuple[Gpus, Gpus]]:
         """Take GPUs that are out of order from the jobs. Return the GPUs before and after, of all jobs that had some.

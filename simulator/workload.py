@@ -9,7 +9,7 @@ from ..protocol.model import JobId, ServerId
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.curves import Curves
 from ..scheduler.kinds import Demand
-from ..scheduler.view import ServerInView
+from ..scheduler.view import Gpus, ServerInView
 from .owners import By
 
 
@@ -54,6 +54,7 @@ class Begun:
     changes: Ints
     fixed: Ints  # 1: the job cannot be resized or preempted once it has GPUs
     by_hand: Ints  # shares that were set by hand; 0: none
+    gpus: Sequence[Gpus] | None = None  # of each job, where demands are given; None: any
 
 
 def servers(count: int, gpus: int) -> tuple[ServerInView, ...]:

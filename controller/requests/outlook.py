@@ -6,15 +6,19 @@ The controller does not simulate: its loop must stay free. Every principal that 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from ...protocol.messages import Outlook, OutlookJob
 from ...protocol.model import GpuAddress, JobId
+from ...scheduler.kinds import Demand
 from ...scheduler.length_statistics import Ended
 from ...scheduler.plugin import LoadedPlugin
 from ...scheduler.scheduler import document
-from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, JobTable
+from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, JobTable, ServerInView
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..reconcile.snapshot import snapshot
@@ -36,30 +40,53 @@ def outlook(cluster: Cluster, now: float, user: str) -> Outlook | None:
     jobs, rows = cluster.jobs.rows.jobs(frozenset(), with_fixed=True)
     if len(jobs) > MOST_JOBS:
         return Outlook(time_s=now, obstacle=f"there are more than {MOST_JOBS} jobs")
-    if cluster.jobs.rows.limits(rows, view.servers)[1] is not None:
-        return Outlook(time_s=now, obstacle="some jobs may not use all GPUs")
-    usable = Counter(gpu.server for gpu in _usable(cluster, view))
+    usable = _usable(cluster, view)
     there = tuple(session.whole for _, session in sorted(cluster.servers.sessions.items()) if session.alive)
-    columns, curves = cluster.jobs.rows.columns(rows, now, usable.total(), there, None)
-    most = _most(columns, usable.total())
+    columns, curves = cluster.jobs.rows.columns(rows, now, len(usable), there, None)
+    most = _most(columns, len(usable))
     if sum(most.values()) > MOST_RATES:
         return Outlook(time_s=now, obstacle=f"{len(jobs)} jobs scale in too many ways")
     curve_of = {curve: number for number, curve in enumerate(most)}
     never_join = cluster.jobs.rows.unjoined(rows, expected=False).tolist()
     lately = [job for job in cluster.jobs.values() if job.submission.submitted_s > now - LATELY_S][-MOST_ARRIVALS:]
+    servers = tuple(one for each in there if (one := _usable_of(each, usable)).gpus)
+    distinct, demand_of = cluster.jobs.rows.demands(rows)
+    demands = _Demands(distinct)
+    place = {address: at for at, address in enumerate(gpu for server in servers for gpu in server.addresses)}
     first_s = min((job.submission.submitted_s for job in cluster.jobs.values()), default=now)
     return Outlook(
         time_s=now,
         policy=document(cluster.planning.decider.scheduler),
-        servers=tuple(sorted(usable.items())),
-        jobs=tuple(_view(job, columns, row, curve_of, never_join[row]) for row, job in enumerate(jobs)),
+        servers=tuple((each.server, len(each.gpus)) for each in servers),
+        jobs=tuple(
+            replace(
+                _view(job, columns, row, curve_of, never_join[row]), demand=int(demand_of[row]), held=_held(job, place)
+            )
+            for row, job in enumerate(jobs)
+        ),
         speedups=tuple(tuple(curves.speedup[curve, : largest + 1].tolist()) for curve, largest in most.items()),
         lengths=tuple(map(tuple, _lengths(cluster).lengths.tolist())),
         arrivals=tuple((job.spec.gpus.min, job.spec.gpus.max) for job in lately),
         arrival_users=tuple(job.user for job in lately),
         arrivals_s=min(LATELY_S, now - first_s),
         user=user,
+        arrival_demands=tuple(demands.number(Demand.of(job.spec)) for job in lately),
+        demands=demands.documents(),
+        kinds=tuple(msgspec.to_builtins(each.kinds) for each in servers),
     )
+
+
+class _Demands:
+    """The distinct demands of jobs for GPUs, by number."""
+
+    def __init__(self, demands: Iterable[Demand]) -> None:
+        self._numbers = {demand: number for number, demand in enumerate(demands)}
+
+    def number(self, demand: Demand) -> int:
+        return self._numbers.setdefault(demand, len(self._numbers))
+
+    def documents(self) -> tuple[dict[str, Any], ...]:
+        return tuple(map(msgspec.to_builtins, self._numbers))
 
 
 def _most(columns: Columns, total: int) -> dict[int, int]:
@@ -141,6 +168,14 @@ def _obstacle(cluster: Cluster) -> str:
     if cluster.jobs.rows.any_deadline:
         return "some jobs have deadlines"
     return ""
+
+
+def _held(job: Job, place: Mapping[GpuAddress, int]) -> tuple[int, ...]:
+    return tuple(sorted(place[gpu] for gpu in job.own_gpus if gpu in place))
+
+
+def _usable_of(server: ServerInView, usable: Set[GpuAddress]) -> ServerInView:
+    return server.only([at for at, gpu in enumerate(server.addresses) if gpu in usable])
 
 
 def _usable(cluster: Cluster, view: ClusterView) -> set[GpuAddress]:

@@ -66,6 +66,8 @@ class OutlookJob(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     by_hand: int | None  # its share, if that was set by hand
     time_left_s: float | None  # with GPUs, until its time limit; None: no limit
     user: str = ""
+    demand: int = 0  # place in `Outlook.demands`
+    held: tuple[int, ...] = ()  # places of its GPUs among those of all servers
 
 
 class Outlook(Message, frozen=True, kw_only=True):
@@ -84,6 +86,9 @@ class Outlook(Message, frozen=True, kw_only=True):
     arrival_users: tuple[str, ...] = ()  # who submitted these
     arrivals_s: float = 0.0  # in so many seconds
     user: str = ""  # who asks
+    demands: tuple[dict[str, Any], ...] = ()  # distinct demands for GPUs (`scheduler.kinds.Demand`)
+    kinds: tuple[dict[str, Any], ...] = ()  # of the GPUs on each server (`scheduler.view.Kinds`)
+    arrival_demands: tuple[int, ...] = ()  # of the jobs submitted lately, as `OutlookJob.demand`
 
 
 class Jobs(Message, frozen=True, kw_only=True):

@@ -111,6 +111,23 @@ def test_under_quotas_a_job_starts_where_its_user_has_gpus() -> None:
     assert starts(found, waits.id).interval_s[0] > 0.0, "two GPUs are idle, and alice may have no third one"
 
 
+def test_jobs_that_may_not_use_all_gpus_wait_for_theirs() -> None:
+    world = World({"s1": 4, "s2": 4})
+    whole = world.submit(job_spec("whole", 4, 4, gpus_per_server=4))
+    world.settle(whole.id, 3)
+    for name in ("first", "second"):
+        world.settle(world.submit(job_spec(name, 2, 2)).id, 3)
+    waits = world.submit(job_spec("waits", 4, 4, gpus_per_server=4))
+    world.settle(waits.id, 3)
+    found = outlook(world)
+    assert found.obstacle == ""
+    (held,) = (each.held for each in found.jobs if each.job == whole.id)
+    assert held in ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert [found.demands[each.demand]["per_server"] for each in found.jobs] == [4, 0, 0, 4]
+    assert [found.demands[each]["per_server"] for each in found.arrival_demands] == [4, 0, 0, 4]
+    assert starts(found, waits.id).interval_s[0] > 0.0
+
+
 def test_where_the_simulator_would_decide_otherwise_the_outlook_has_an_obstacle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

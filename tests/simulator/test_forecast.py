@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec import to_builtins
 
 from elasticd.protocol.messages import Outlook, OutlookJob
-from elasticd.protocol.model import JobId, ServerId
+from elasticd.protocol.model import GpuRange, JobId, JobSpec, ServerId
+from elasticd.scheduler.amounts import Amounts, Capacity, Need
+from elasticd.scheduler.kinds import Demand, GpuSort
 from elasticd.scheduler.length_statistics import NOTHING_ENDED, Ended
 from elasticd.scheduler.policies import NAMES
 from elasticd.scheduler.policies.expected_lengths import at_quantiles_s
+from elasticd.scheduler.view import Kinds
 from elasticd.simulator.costs import START_S
 from elasticd.simulator.forecast import Starts, TooLong, starts, with_job
 
@@ -35,6 +40,11 @@ def job(name: str, **facts: Any) -> OutlookJob:
 def outlook(*jobs: OutlookJob, policy: str = "fifo", **more: Any) -> Outlook:
     servers = ((ServerId("s-0"), GPUS),)
     return Outlook(time_s=NOW, policy={"policy": policy}, servers=servers, jobs=jobs, speedups=(LINEAR,), **more)
+
+
+def spec(least: int, most: int, **facts: Any) -> JobSpec:
+    gpus = GpuRange(min=least, max=most)
+    return JobSpec(name="new", command=("true",), workdir="/", gpus=gpus, virtual_workers=most, **facts)
 
 
 def gang(name: str, gpus: int, **facts: Any) -> OutlookJob:
@@ -111,7 +121,7 @@ def test_jobs_that_arrive_later_count_where_they_go_first() -> None:
 
 def test_a_new_job_is_the_last_in_the_queue() -> None:
     before = outlook(job("a", share=4), job("b"), policy="fifo")
-    after = with_job(before, JobId("new"), least=1, most=2, priority=0, fixed=False)
+    after = with_job(before, JobId("new"), spec(1, 2))
     assert [each.job for each in after.jobs] == ["a", "b", "new"]
     assert starts(after, JobId("new")).interval_s == pytest.approx((200.0 + START_S, 200.0 + START_S))
 
@@ -127,7 +137,7 @@ def test_quotas_decide_whose_job_starts_first() -> None:
     assert starts(free, JobId("d")).interval_s[0] > 200.0
     assert starts(bounded, JobId("d")).interval_s == pytest.approx((200.0, 200.0)), "c is beyond its user's quota"
     assert starts(bounded, JobId("c")).interval_s == pytest.approx((2000.0, 2000.0))
-    new = with_job(bounded, JobId("new"), 1, 1, 0, fixed=True, user="alice")
+    new = with_job(bounded, JobId("new"), spec(1, 1, user="alice"))
     assert starts(new, JobId("new")).interval_s[0] >= 2000.0
 
 
@@ -139,6 +149,53 @@ def test_later_jobs_of_a_user_stay_within_the_users_quota() -> None:
     bounded = msgspec.structs.replace(found, policy={"policy": "afs-p", "quotas": none})
     assert starts(found, JobId("b")).interval_s[1] > 1000.0
     assert starts(bounded, JobId("b")).interval_s == pytest.approx((1000.0, 1000.0))
+
+
+A, B = GpuSort("A", 40 << 30), GpuSort("B", 80 << 30)
+
+
+def typed(*jobs: OutlookJob, demands: Sequence[Demand], kinds: Sequence[Kinds]) -> Outlook:
+    servers = tuple((ServerId(f"s-{at}"), sum(count for _, count in each.gpus)) for at, each in enumerate(kinds))
+    found = outlook(*jobs, policy="max-min")
+    documents = {"demands": tuple(map(to_builtins, demands)), "kinds": tuple(map(to_builtins, kinds))}
+    return msgspec.structs.replace(found, servers=servers, **documents)
+
+
+def test_a_job_waits_for_gpus_of_the_type_that_it_may_use() -> None:
+    kinds = [Kinds(((A, 2),)), Kinds(((B, 2),))]
+    held = [
+        gang("a", 2, share=2, left_s=4000.0, demand=1, held=(0, 1)),
+        gang("b", 2, share=2, left_s=400.0, demand=0, held=(2, 3)),
+    ]
+    demands = [Demand(), Demand(types=("A",)), Demand(memory_bytes=60 << 30)]
+    for demand, at_s in ((0, 200.0), (1, 2000.0), (2, 200.0)):
+        found = typed(*held, gang("c", 2, demand=demand), demands=demands, kinds=kinds)
+        assert starts(found, JobId("c")).interval_s == pytest.approx((at_s, at_s)), demand
+    never = typed(*held, gang("c", 3, demand=0), demands=demands, kinds=kinds)
+    assert starts(never, JobId("c")).interval_s == (math.inf, math.inf), "a job stays on one type"
+
+
+def test_a_new_job_may_be_the_first_one_that_cannot_use_all_gpus() -> None:
+    held = gang("a", 2, share=2, left_s=4000.0, held=(0, 1))
+    before = typed(held, demands=[Demand()], kinds=[Kinds(((A, 4),)), Kinds(((A, 2),))])
+    assert starts(with_job(before, JobId("new"), spec(4, 4)), JobId("new")).interval_s == (0.0, 0.0)
+    four = spec(4, 4, gpus_per_server=4)
+    assert starts(with_job(before, JobId("new"), four), JobId("new")).interval_s == pytest.approx((2000.0, 2000.0))
+    other = with_job(before, JobId("new"), spec(1, 1, gpu_types=("B",)))
+    assert starts(other, JobId("new")).interval_s == (math.inf, math.inf)
+
+
+def test_a_job_waits_for_cores_of_its_servers() -> None:
+    cores = Capacity(Amounts(millicores=8000))
+    kinds = [Kinds(((A, 4),), cores)]
+    demands = [Demand(need=Need(Amounts(millicores=4000))), Demand()]
+    held = [
+        gang("a", 1, share=1, left_s=100.0, demand=0, held=(0,)),
+        gang("b", 1, share=1, left_s=300.0, demand=0, held=(1,)),
+    ]
+    needs = starts(typed(*held, gang("c", 1, demand=0), demands=demands, kinds=kinds), JobId("c"))
+    other = starts(typed(*held, gang("c", 1, demand=1), demands=demands, kinds=kinds), JobId("c"))
+    assert (needs.interval_s, other.interval_s) == (pytest.approx((100.0, 100.0)), (0.0, 0.0))
 
 
 def test_a_job_that_the_outlook_does_not_have_is_a_key_error() -> None:
