@@ -82,12 +82,14 @@ class Simulation:
         failures: Rates | Table | None = None,
         begun: Begun | None = None,
         tenancy: Tenancy | None = None,
+        deadlines: Deadlines | None = None,
     ) -> None:
         """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4).
 
         `watch`: called with each decision. `measuring`: how the policy finds out how jobs scale; None: it knows.
         `begun`: the state from which the simulation goes on; None: an empty cluster. `tenancy`: the owner of each job of
-        the workload, and the quotas; None: there are no quotas.
+        the workload, and the quotas; None: there are no quotas. `deadlines`: those to keep beside the policy; None: those that
+        the admission promises.
         """
         policy, admission = covering(policy, costs), covering(admission, costs)
         self._outages = None if failures is None else Outages(failures, cluster, seed)
@@ -100,7 +102,7 @@ class Simulation:
         self._watch = watch
         self._gpus = sum(len(server.gpus) for server in cluster)
         self._policy = policy
-        self._deadlines = _kept_beside(policy, admission, self._typed is not None)
+        self._deadlines = deadlines or _kept_beside(policy, admission, self._typed is not None)
         self._tenants = Tenants(workload.owners.get(By.USER), tenancy)
         self._rng = random.Random(seed)
         self._jobs = Jobs(workload, self._gpus)

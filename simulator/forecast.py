@@ -29,6 +29,7 @@ from ..protocol.messages import Outlook, OutlookJob
 from ..protocol.model import JobId, JobSpec
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.curves import Curves
+from ..scheduler.deadline_guard import Deadlines
 from ..scheduler.kinds import Demand
 from ..scheduler.length_statistics import NOTHING_ENDED, Ended
 from ..scheduler.policies.expected_lengths import at_quantiles_s
@@ -179,10 +180,17 @@ def _run(
         packing=stages.packing,
         placement=stages.placement,
         begun=table.begun,
+        deadlines=_deadlines(outlook, scheduler),
         tenancy=Tenancy(stages.quotas, table.users) if stages.quotas.any else None,
     )
     start_s = float(simulation.run(check_time, until_started=target).start_s[target])
     return math.inf if math.isnan(start_s) else start_s
+
+
+def _deadlines(outlook: Outlook, scheduler: Scheduler) -> Deadlines | None:
+    """Return the terms on which the cluster keeps deadlines; None: no job has one, or its policy keeps none but its own."""
+    some = any(job.deadline_s is not None for job in outlook.jobs)
+    return None if not some or scheduler.terms in (None, scheduler.parameters) else Deadlines(scheduler.terms)
 
 
 class _Gpus(NamedTuple):
@@ -262,6 +270,7 @@ class _Table:
         waiting_s = [now if job.waiting_since_s is None else job.waiting_since_s for job in jobs]
         since_s = np.where(share[: len(jobs)] > 0, math.nan, np.array(waiting_s) - now)
         asked = [*(job.demand for job in jobs), *(each.demand for each in arrivals)]
+        due = [job.deadline_s for job in jobs]
         self.users = [*(job.user for job in jobs), *(each.user for each in arrivals)]
         self.workload = Workload(
             names=[*(job.job for job in jobs), *(JobId(f"arrival-{number}") for number in range(new))],
@@ -275,6 +284,8 @@ class _Table:
             models=("",) * len(speedups),
             told_s=np.where(np.isnan(known_s), math.nan, done_s + left_s),
             priority=_ints(of("priority")),
+            deadline_s=np.array([math.nan if at_s is None else at_s - now for at_s in due] + [math.nan] * new),
+            soft=np.array([int(not job.promised) for job in jobs] + [0] * new, dtype=np.int64),
             demands=None if demands is None else [demands[each] for each in asked],
         )
         self.begun = Begun(

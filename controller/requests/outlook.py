@@ -109,6 +109,7 @@ def facts(
     by_hand: int | None = None,
     limit_s: float | None = None,
     user: str = "",
+    promised: bool = False,
 ) -> OutlookJob:
     """Return the facts about the job of this row. curve: its place in the outlook. limit_s: of its time with GPUs."""
     waiting_s, executed_s = float(columns.waiting_since_s[row]), float(columns.executed_s[row])
@@ -131,6 +132,8 @@ def facts(
         by_hand=by_hand,
         time_left_s=None if limit_s is None else max(0.0, limit_s - executed_s),
         user=user,
+        deadline_s=None if math.isnan(columns.deadline_s[row]) else float(columns.deadline_s[row]),
+        promised=promised,
     )
 
 
@@ -146,6 +149,7 @@ def _view(job: Job, columns: Columns, row: int, curve_of: Mapping[int, int], nev
         job.record.manual_share,
         job.spec.time_limit_s,
         job.user,
+        job.promised,
     )
 
 
@@ -165,8 +169,6 @@ def _obstacle(cluster: Cluster) -> str:
         return "the policy is a Python file on the controller's host"
     if scheduler.stages.reservations:
         return "some GPUs are reserved for a period"
-    if cluster.jobs.rows.any_deadline:
-        return "some jobs have deadlines"
     return ""
 
 

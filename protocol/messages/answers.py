@@ -68,13 +68,15 @@ class OutlookJob(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     user: str = ""
     demand: int = 0  # place in `Outlook.demands`
     held: tuple[int, ...] = ()  # places of its GPUs among those of all servers
+    deadline_s: float | None = None  # for which it is planned
+    promised: bool = False  # whether that is a hard deadline with a final promise
 
 
 class Outlook(Message, frozen=True, kw_only=True):
     """The facts from which a simulation can run forward, or why none can."""
 
     time_s: float
-    obstacle: str = ""  # why a simulation would be wrong: "some jobs have deadlines"; "": it can be made
+    obstacle: str = ""  # why a simulation would be wrong: "some GPUs are reserved for a period"; "": it can be made
     policy: dict[str, Any] = {}  # a policy file
     servers: tuple[tuple[ServerId, int], ...] = ()  # connected servers, with their numbers of usable GPUs
     jobs: tuple[OutlookJob, ...] = ()  # in the order of submission, without those that may not have GPUs now

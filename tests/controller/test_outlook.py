@@ -12,6 +12,7 @@ import pytest
 from elasticd.protocol.messages import GetOutlook, Outlook, Pause, Scale
 from elasticd.protocol.model import Deadline, JobPhase
 from elasticd.protocol.principals import Principal, Role
+from elasticd.scheduler.quotas.reservations import TimedReservation
 from elasticd.scheduler.quotas.terms import Quota, Quotas
 from elasticd.scheduler.scheduler import Stages
 from elasticd.simulator.forecast import starts
@@ -128,12 +129,20 @@ def test_jobs_that_may_not_use_all_gpus_wait_for_theirs() -> None:
     assert starts(found, waits.id).interval_s[0] > 0.0
 
 
+def test_deadlines_are_facts() -> None:
+    world = World({"s1": 4})
+    due = world.submit(job_spec("due", 1, 4, deadline=Deadline(in_s=3600.0, soft=True)))
+    world.settle(due.id, 3)
+    (found,) = outlook(world).jobs
+    assert (found.deadline_s, found.promised) == (due.deadline_s, False)
+
+
 def test_where_the_simulator_would_decide_otherwise_the_outlook_has_an_obstacle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World({"s1": 4})
-    world.submit(job_spec("due", 1, 4, deadline=Deadline(in_s=3600.0, soft=True)))
-    assert outlook(world).obstacle == "some jobs have deadlines"
+    period = TimedReservation("class", 2, "2026-11-30T18:00+01:00", "2026-11-30T20:00+01:00")
+    found = outlook(World({"s1": 4}, stages=Stages(reservations=(period,))))
+    assert (found.obstacle, found.jobs) == ("some GPUs are reserved for a period", ())
     crowded = World({"s1": 4})
     crowded.submit(job_spec("one", 1, 4))
     monkeypatch.setattr("elasticd.controller.requests.outlook.MOST_JOBS", 0)

@@ -198,6 +198,19 @@ def test_a_job_waits_for_cores_of_its_servers() -> None:
     assert (needs.interval_s, other.interval_s) == (pytest.approx((100.0, 100.0)), (0.0, 0.0))
 
 
+def test_jobs_with_deadlines_get_what_these_need() -> None:
+    due = job("due", left_s=3000.0, deadline_s=NOW + 900.0, promised=True)
+    held, waiting = job("a", share=4, left_s=4000.0), gang("c", 3, left_s=400.0)
+    at_s = {}
+    for policy in ("max-min", "fifo"):
+        for deadline_s in (due.deadline_s, None):
+            jobs = held, msgspec.structs.replace(due, deadline_s=deadline_s, promised=deadline_s is not None), waiting
+            at_s[policy, deadline_s is not None] = starts(outlook(*jobs, policy=policy), JobId("c")).interval_s[0]
+    assert at_s["max-min", False] == pytest.approx(1500.0, abs=10.0), "when the job ends that has half of the GPUs"
+    assert at_s["max-min", True] == pytest.approx(750.0, abs=20.0), "that job needs all GPUs until then"
+    assert at_s["fifo", False] == at_s["fifo", True], "a policy that keeps no deadlines"
+
+
 def test_a_job_that_the_outlook_does_not_have_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         starts(outlook(job("a")), JobId("b"))
