@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..protocol.errors import RequestRefused, UserError
 from ..protocol.messages import GetOutlook, JobView, Outlook
@@ -18,17 +19,23 @@ NEW = JobId("the new job")
 AT_ONCE_S = 1.0
 
 
-def of_job(shared: Context, job: JobView) -> tuple[str, dict[str, object]] | None:
-    """Return when a waiting job starts, as a phrase and as a document; None: it does not wait for GPUs alone."""
+Told: TypeAlias = tuple[str, dict[str, object]]
+
+
+def of_job(shared: Context, job: JobView, simulate: Callable[[Outlook, JobId], Told] | None = None) -> Told | None:
+    """Return when a waiting job starts, as a phrase and as a document; None: it does not wait for GPUs alone.
+
+    simulate: calls `simulated`, in another process for example; None: it is called here.
+    """
     if job.phase is not JobPhase.PENDING or job.withheld is not None:
         return None
     found = _outlook(shared)
     if found is None or not (found.obstacle or any(each.job == job.job for each in found.jobs)):
         return None
-    return _told(found, job.job)
+    return (simulate or simulated)(found, job.job)
 
 
-def of_spec(shared: Context, spec: JobSpec) -> tuple[str, dict[str, object]] | None:
+def of_spec(shared: Context, spec: JobSpec) -> Told | None:
     """Return the same for a job that was not submitted."""
     if spec.after:
         return None
@@ -39,7 +46,7 @@ def of_spec(shared: Context, spec: JobSpec) -> tuple[str, dict[str, object]] | N
         return None
     if not found.obstacle:
         found = with_job(found, NEW, spec)
-    return _told(found, NEW)
+    return simulated(found, NEW)
 
 
 def _outlook(shared: Context) -> Outlook | None:
@@ -49,7 +56,8 @@ def _outlook(shared: Context) -> Outlook | None:
         return None
 
 
-def _told(found: Outlook, job: JobId) -> tuple[str, dict[str, object]]:
+def simulated(found: Outlook, job: JobId) -> Told:
+    """Return when a job of the outlook starts, as a phrase and as a document, or why there is no forecast."""
     from ..simulator.forecast import TooLong, starts
 
     obstacle = found.obstacle
@@ -64,7 +72,7 @@ def _told(found: Outlook, job: JobId) -> tuple[str, dict[str, object]]:
 
 
 def phrase(found: Starts, now_s: float) -> str:
-    """Return "between 14:10:00 and 16:40:00, in 8 of 10 simulations"."""
+    """Return "between 14:10:00 and 16:40:00, in 8 of 10 simulations", or the like."""
     low_s, high_s = found.interval_s
     if low_s == math.inf:
         return "never, in 9 of 10 simulations with the servers that are connected now"
@@ -72,8 +80,8 @@ def phrase(found: Starts, now_s: float) -> str:
         return f"not before {moment(now_s + low_s, now_s)}, if at all, in 9 of 10 simulations"
     if high_s <= AT_ONCE_S:
         return "at once, in 9 of 10 simulations"
-    first = "now" if low_s <= AT_ONCE_S else moment(now_s + low_s, now_s)
-    return f"between {first} and {moment(now_s + high_s, now_s)}, in 8 of 10 simulations"
+    first, last = "now" if low_s <= AT_ONCE_S else moment(now_s + low_s, now_s), moment(now_s + high_s, now_s)
+    return f"{f'at {first}' if first == last else f'between {first} and {last}'}, in 8 of 10 simulations"
 
 
 def document(found: Starts, now_s: float) -> dict[str, object]:

@@ -112,13 +112,7 @@ class Upstream:
 
         Raises UserError, RequestRefused and NotAllowed of the controller, and ClusterUnreachable if it has never answered.
         """
-        kept = self._kept.setdefault(key, _Kept())
-        self._kept.move_to_end(key)
-        while len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
-        if kept.running is None and self._clock() - kept.asked_s >= interval_s:
-            kept.asked_s = self._clock()
-            kept.running = asyncio.ensure_future(self._ask(kept, thread, work))
+        kept = self._renewed(thread, key, work, interval_s)
         if kept.running is not None:
             await asyncio.wait({kept.running}, timeout=None if kept.taken_s is None else STALE_AFTER_S)
         if kept.refused is not None:
@@ -126,6 +120,21 @@ class Upstream:
         if kept.taken_s is None:
             raise ClusterUnreachable(kept.trouble)
         return CachedAnswer(kept.value, max(0.0, self._clock() - kept.taken_s), kept.trouble)
+
+    def at_hand(self, thread: str, key: Hashable, work: Work[T], interval_s: float) -> T | None:
+        """Return the last outcome of `work`, which is renewed as by `get`, without waiting; None: there is none yet."""
+        value: T | None = self._renewed(thread, key, work, interval_s).value
+        return value
+
+    def _renewed(self, thread: str, key: Hashable, work: Work[Any], interval_s: float) -> _Kept:
+        kept = self._kept.setdefault(key, _Kept())
+        self._kept.move_to_end(key)
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        if kept.running is None and self._clock() - kept.asked_s >= interval_s:
+            kept.asked_s = self._clock()
+            kept.running = asyncio.ensure_future(self._ask(kept, thread, work))
+        return kept
 
     async def _ask(self, kept: _Kept, thread: str, work: Work[Any]) -> None:
         try:

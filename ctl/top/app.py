@@ -17,6 +17,7 @@ from ...protocol.errors import ElasticError
 from ..context import Context
 from ..formatting import printable
 from ..screens import sources
+from ..screens.forecasts import FORECAST_S, forecast
 from ..screens.sources import Cluster, Marks
 from ..screens.tails import Stories, Tails
 from ..screens.upstream import INTERVAL_S, CachedAnswer, Upstream
@@ -32,7 +33,8 @@ HELP = """\
 j k, arrows   next, previous job; PgUp, PgDn: by screens; g, G: first, last
 Enter, d      the job's page: GPUs over time, pauses of resizes, facts
 l             the job's log, followed at its end
-w             why the job has its GPUs, and what would change that
+w             why the job has its GPUs, what would change that, and when a
+              waiting job starts
 m             only my jobs; all jobs
 /             only lines with these words
 :             go to: jobs, gpus, history, quota, health, help, JOB, log JOB,
@@ -167,7 +169,7 @@ class Top(App[None]):
 
     async def _asked(self, page: Page) -> tuple[CachedAnswer[object], Built, str]:
         """Return the answer for a page, what makes its lines for a width, and the first line of the screen."""
-        get, job = self._upstream.get, page.job
+        get, get_soon, job = self._upstream.get, self._upstream.at_hand, page.job
         match page.kind:
             case "home" | "gpus":
                 found = await get("cluster", HOME, sources.cluster)
@@ -185,7 +187,8 @@ class Top(App[None]):
                 return tail, lambda width: views.log(tail.value, width), f"{job} · log"
             case "why":
                 why = await get("explain", page, lambda shared: sources.explained(shared, job), page.every_s)
-                return why, lambda width: views.why(why.value, width), f"{job} · why"
+                starts = get_soon("forecasts", ("starts", job), lambda shared: forecast(shared, job), FORECAST_S)
+                return why, lambda width: views.why(why.value, width, starts or ""), f"{job} · why"
             case "history":
                 ended = await get("jobs", page, sources.ended)
                 return ended, lambda width: views.ended(ended.value, width), "jobs that are over, the latest first"

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ...protocol.messages import EventView, JobFound, Jobs, JobView, QuotasFound, ServerView
-from ...protocol.model import Resize
+from ...protocol.model import JobPhase, Resize
 from ...protocol.texts import many
 from .. import explain, history, quota, render
 from ..formatting import printable, span
+from ..labelled import Page, Part
 from ..promises import moment
 from ..screens.sources import Cluster, Health, Marks, explanation_of, gpu_runs, is_well
 from ..screens.tails import TailChunk
@@ -219,9 +220,10 @@ def pause_lines(resizes: Sequence[Resize], width: int) -> Iterator[str]:
         yield f"  {change:<10} {bar:<{room}} {render.milliseconds(resize.paused_s)} at step {resize.step:,}{loss}"
 
 
-def why(found: JobFound, width: int) -> Iterator[Item]:
-    """Yield the reasons for a job's GPUs, and what would change them."""
-    for line in explain.lines(*explanation_of(found), found.time_s, width):
+def why(found: JobFound, width: int, starts: str = "") -> Iterator[Item]:
+    """Yield the reasons for a job's GPUs, and what would change them. starts: when it does, in words; "": not known."""
+    forecast = [Part("starts", starts)] if starts and found.job.phase is JobPhase.PENDING else []
+    for line in Page(width).lines([*explain.parts(*explanation_of(found), found.time_s), *forecast]):
         yield Item(_folded(line, width))
 
 

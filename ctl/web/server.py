@@ -18,6 +18,7 @@ from starlette.routing import Route
 from ...protocol.errors import ClusterUnreachable, ElasticError, NotAllowed, RequestRefused, UserError
 from ..context import Context
 from ..screens import sources
+from ..screens.forecasts import FORECAST_S, forecast
 from ..screens.tails import Stories, Tails
 from ..screens.upstream import INTERVAL_S, Upstream
 from . import documents
@@ -41,6 +42,7 @@ def application(connect: Callable[[], Context], viewer: str) -> Starlette:
             Route("/api/cluster", pages.cluster),
             Route("/api/jobs/{job}", pages.job),
             Route("/api/jobs/{job}/explain", pages.explain),
+            Route("/api/jobs/{job}/starts", pages.starts),
             Route("/api/jobs/{job}/log", pages.log),
             Route("/api/history", pages.history),
             Route("/api/quota", pages.quota),
@@ -96,6 +98,12 @@ class Pages:
             ("explain", job),
             lambda shared: documents.explanation(sources.explained(shared, job)),
             sources.EXPLAINED_S,
+        )
+
+    async def starts(self, request: Request) -> Response:
+        job = _name(request)
+        return await self._answer(
+            "forecasts", ("starts", job), lambda shared: {"starts": forecast(shared, job)}, FORECAST_S
         )
 
     async def log(self, request: Request) -> Response:

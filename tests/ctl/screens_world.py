@@ -26,6 +26,7 @@ from elasticd.protocol.messages import (
     GetJob,
     GetJobs,
     GetLog,
+    GetOutlook,
     GetPolicy,
     GetQuotas,
     GetServers,
@@ -33,6 +34,8 @@ from elasticd.protocol.messages import (
     Jobs,
     JobView,
     Log,
+    Outlook,
+    OutlookJob,
     PolicyInUse,
     QuotasFound,
     QuotaView,
@@ -115,6 +118,19 @@ def server(name: str, used: dict[int, str], gpus: int = 8, **fields: Any) -> Ser
     return ServerView(server=machine, alive=True, last_heard_s=NOW_S, used=jobs, **fields)
 
 
+def outlook(busy: str, waiting: str) -> Outlook:
+    """Two GPUs, which the one job leaves to the other after ten minutes."""
+    facts = {"min_gpus": 2, "max_gpus": 2, "requested_gpus": 2, "priority": 0, "curve": 0, "submitted_s": NOW_S - 60.0}
+    facts |= {"executed_s": 0.0, "attained_gpu_s": 0.0, "changes": 0, "done_s": 0.0, "left_s": 1200.0, "fixed": True}
+    facts |= {"by_hand": None, "time_left_s": None}
+    jobs = (
+        OutlookJob(job=JobId(busy), share=2, waiting_since_s=None, **facts),
+        OutlookJob(job=JobId(waiting), share=0, waiting_since_s=NOW_S - 60.0, **facts),
+    )
+    servers = ((ServerId("s"), 2),)
+    return Outlook(time_s=NOW_S, policy={"policy": "fifo"}, servers=servers, jobs=jobs, speedups=((0.0, 1.0, 2.0),))
+
+
 class World:
     """The answers. `away`: nothing answers. `asked`: how often each kind of request came."""
 
@@ -126,6 +142,7 @@ class World:
         self.logs: dict[str, bytes] = {}
         self.explanation = Explanation(phase_since_s=NOW_S - 60.0, reasons=("no GPU is idle",), policy="max-min")
         self.quotas = QuotasFound(quotas=(), total_gpus=8, time_s=NOW_S)
+        self.outlook = Outlook(time_s=NOW_S, obstacle="some GPUs are reserved for a period")
         self.away = False
         self.slow_s = 0.0
         self.forbidden: set[str] = set()
@@ -146,6 +163,8 @@ class World:
                 return self._page(self.jobs, request.after, request.limit)
             case GetEnded():
                 return self._page(self.ended, request.after, request.limit)
+            case GetOutlook():
+                return self.outlook
             case GetServers():
                 return Servers(servers=tuple(self.servers), time_s=NOW_S)
             case GetJob():

@@ -61,7 +61,7 @@ def spec(**more: Any) -> JobSpec:
     [
         ((0.0, 0.0), "at once, in 9 of 10 simulations", (NOW, NOW)),
         ((0.0, 0.0, 600.0), f"between now and {moment(NOW + 480.0, NOW)}, in 8 of 10 simulations", (NOW, NOW + 480.0)),
-        ((60.0, 60.0), f"between {moment(NOW + 60, NOW)} and {moment(NOW + 60, NOW)}, in 8 of 10 simulations", None),
+        ((60.0, 60.0), f"at {moment(NOW + 60, NOW)}, in 8 of 10 simulations", None),
         ((60.0, 60.0, math.inf), f"not before {moment(NOW + 60, NOW)}, if at all, in 9 of 10 simulations", None),
         ((math.inf, math.inf), "never, in 9 of 10 simulations with the servers that are connected now", (None, None)),
     ],
@@ -79,7 +79,7 @@ def test_a_forecast_is_an_interval_in_words_and_in_unix_times(
 def test_a_waiting_job_starts_when_the_gang_before_it_ends() -> None:
     told = starting.of_job(shared(outlook()), view())
     assert told is not None
-    assert told[0] == f"between {moment(NOW + 100, NOW)} and {moment(NOW + 100, NOW)}, in 8 of 10 simulations"
+    assert told[0] == f"at {moment(NOW + 100, NOW)}, in 8 of 10 simulations"
     assert (told[1]["from_s"], told[1]["to_s"], told[1]["simulations"]) == (NOW + 100.0, NOW + 100.0, 40)
 
 

@@ -1,6 +1,6 @@
 // Pages of `elasticctl web`. Data from the cluster becomes text nodes and attributes, never markup.
 
-const POLL_MS = 2000, LOG_MS = 1000, EXPLAIN_MS = 10000, STALE_S = 8, COLOURS = 12, MOST_LOG_LINES = 2000;
+const POLL_MS = 2000, LOG_MS = 1000, EXPLAIN_MS = 10000, FORECAST_MS = 60000, STALE_S = 8, COLOURS = 12, MOST_LOG_LINES = 2000;
 const SVG = "http://www.w3.org/2000/svg";
 const $ = (id) => document.getElementById(id);
 
@@ -301,9 +301,16 @@ function jobView(main, job) {
     const columns = [["TIME", false], ["EVENT", false], ["TEXT", false]];
     events.show({ columns, note: "", rows: data.events.map(([when, kind, , text]) => [[when, kind, text], []]), links: [], users: [] }, "");
   }, true);
+  let parts = [], starts = "";
+  const showWhy = () => showFacts(why, [...parts, ...(starts ? [["starts", starts]] : [])]);
   poll(jobPage(job) + "/explain", EXPLAIN_MS, (data, head, error) => {
     if (error) { if (error.refused) showFacts(why, [["", error.message]]); return; }
-    showFacts(why, data.parts.map(([label, text, command]) => [label, text, command ? "command mono" : ""]));
+    parts = data.parts.map(([label, text, command]) => [label, text, command ? "command mono" : ""]);
+    showWhy();
+  });
+  poll(jobPage(job) + "/starts", FORECAST_MS, (data, head, error) => {
+    starts = error ? "" : data.starts;
+    if (parts.length) showWhy();
   });
 }
 

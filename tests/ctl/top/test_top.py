@@ -21,11 +21,12 @@ import msgspec
 import pytest
 
 from elasticd.ctl.formatting import CONTROL
+from elasticd.ctl.promises import moment
 from elasticd.ctl.screens.sources import Marks, gpu_runs
 from elasticd.protocol.messages import EventKind, EventView
 from elasticd.protocol.model import JobId
 
-from ..screens_world import NOW_S, World, job, running, server, thousand
+from ..screens_world import NOW_S, World, job, outlook, running, server, thousand
 
 pytest.importorskip("textual", reason="elasticctl[top] is not installed")
 
@@ -100,6 +101,18 @@ def test_gpus_stand_by_server_and_ones_own_jobs_come_first(world: World) -> None
         assert "12 GPUs, 2 in use" in screen.head()
         await screen.press("m")
         assert "bert-2" not in screen.texts
+
+    shown(world, play)
+
+
+def test_the_reasons_of_a_waiting_job_end_with_its_forecast(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticd.ctl.screens.sources.EXPLAINED_S", 0.5)
+    world.outlook = outlook("digits-1", "bert-2")
+
+    async def play(screen: Screen) -> None:
+        await screen.until("bert-2")
+        await screen.press("j", "w")
+        await screen.until("no GPU is idle", f"starts      at {moment(NOW_S + 600.0, NOW_S)}, in 8 of 10 simulations")
 
     shown(world, play)
 

@@ -25,6 +25,7 @@ import pytest
 from elasticd.ctl import render
 from elasticd.ctl import web as pages_of_web
 from elasticd.ctl.explain import lines as explained
+from elasticd.ctl.promises import moment
 from elasticd.ctl.screens import upstream
 from elasticd.ctl.screens.tails import MOST_CHARACTERS, MOST_LINES
 from elasticd.ctl.tables import lines
@@ -32,7 +33,7 @@ from elasticd.protocol.errors import ClusterUnreachable
 from elasticd.protocol.messages import EventKind, EventView
 from elasticd.protocol.model import JobId, JobPhase
 
-from ..screens_world import NOW_S, World, job, running, server, thousand
+from ..screens_world import NOW_S, World, job, outlook, running, server, thousand
 from .conftest import Site
 
 pytest.importorskip("starlette", reason="elasticctl[web] is not installed")
@@ -81,6 +82,19 @@ def test_documents_have_the_texts_of_the_commands(serve: Serve, world: World) ->
     whole = list(explained(world.jobs[0], world.explanation, NOW_S, None))
     assert len(parts) == len(whole)
     assert all(line.endswith(text) for text, line in zip(parts, whole, strict=True))
+
+
+def test_a_waiting_jobs_page_says_when_it_starts(serve: Serve, world: World) -> None:
+    site = serve(world)
+    obstacle = "no forecast: some GPUs are reserved for a period"
+    assert site.json("/api/jobs/bert-2/starts")["data"] == {"starts": obstacle}
+    world.outlook = outlook("digits-1", "bert-2")
+    assert site.json("/api/jobs/bert-2/starts")["data"] == {"starts": obstacle}, "computed once a minute"
+    other = serve(world)
+    said = f"at {moment(NOW_S + 600.0, NOW_S)}, in 8 of 10 simulations"
+    assert other.json("/api/jobs/bert-2/starts")["data"] == {"starts": said}
+    assert other.json("/api/jobs/digits-1/starts")["data"] == {"starts": ""}, "it has its GPUs"
+    assert other.get("/api/jobs/no-such-3/starts").status == 404
 
 
 def test_gpus_are_shown_by_server_with_their_jobs(serve: Serve, world: World) -> None:
