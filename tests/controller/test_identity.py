@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from elasticd.controller.events import AgentMessage
+from elasticd.controller.inbound.restored import MAX_NUMBER
 from elasticd.controller.recovery import differences
 from elasticd.controller.state import servers
 from elasticd.protocol.messages import (
@@ -440,6 +441,16 @@ def test_a_job_that_waits_to_start_again_while_the_store_turns_out_to_be_old_is_
     world.pass_time(5.0)
     world.settle(job.id, step=21)
     assert (world.job(job.id).share_gpus, world.job(job.id).record.restarts) == (1, 1)
+
+
+@pytest.mark.parametrize(("number", "old"), [(MAX_NUMBER, True), (MAX_NUMBER + 1, False)])
+def test_numbers_of_events_have_a_bound(number: int, old: bool) -> None:
+    world = world_of("s1", "s2")
+    world.agents[ServerId("s2")].newest_event = number
+    del world.machine.cluster.servers.met[ServerId("s2")]  # away since before the controller's start
+    world.hello("s2")
+    assert (EventKind.STORE_OLD in world.kinds()) is old
+    assert (world.machine.cluster.history.next_number > MAX_NUMBER) is old
 
 
 def test_a_submission_waits_a_moment_for_an_agent_that_may_know_which_numbers_are_used() -> None:

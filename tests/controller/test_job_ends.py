@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from elasticd.controller.jobs.generations import anyone_holds
 from elasticd.controller.reconcile.saving import suspend
 from elasticd.protocol.messages import (
     Cancel,
@@ -70,6 +71,18 @@ def test_a_leader_that_those_who_train_do_not_know_is_replaced():
     world.turn()
     assert job.newest.roster.leader == first
     assert first in world.roster(job.id)
+
+
+def test_a_script_that_fails_before_its_loop_fails_no_job_of_which_another_worker_has_the_state():
+    world = World({"s1": 2})
+    job = world.submit(job_spec("digits", 1, 2))
+    first, second = world.running(job.id)
+    world.report(first, WorkerPhase.TRAINING, 1, -1)
+    world.report(second, WorkerPhase.READY)
+    assert anyone_holds(job)
+    assert not job.record.progressed
+    world.exit(second, 1)
+    assert not job.final
 
 
 def test_no_order_is_given_to_a_job_that_is_at_its_end():

@@ -50,6 +50,20 @@ def test_the_next_order_has_the_paces_also_after_a_restart_of_the_controller() -
     assert paces_ordered(world, job) == {"a1": 1.0, "v1": 2.5}
 
 
+def test_the_paces_are_those_of_the_leader_in_the_committed_generation() -> None:
+    world = mixed(a1=2, v1=2)
+    job = world.submit(job_spec(low=1, high=4, determinism=Determinism.NONE)).id
+    world.settle(job)
+    roster = world.job(job).committed_order.roster
+    slow = {member.worker: 2.5 for member in roster.members if member.gpu.server == "v1"}
+    other = next(worker for worker in roster.workers if worker != roster.leader)
+    world.report(other, WorkerPhase.TRAINING, roster.generation, 20, paces=slow)
+    world.report(roster.leader, WorkerPhase.TRAINING, roster.generation - 1, 21, paces=slow)
+    assert world.job(job).record.paces == {}
+    world.report(roster.leader, WorkerPhase.TRAINING, roster.generation, 22, paces=slow)
+    assert world.job(job).record.paces == {"Tesla V100-SXM2-16GB": 2.5}
+
+
 def test_paces_that_cannot_be_are_dropped() -> None:
     world = mixed(a1=1, v1=1)
     job = world.submit(job_spec(low=1, high=2, determinism=Determinism.NONE)).id

@@ -34,10 +34,12 @@ class Machine:
 _CONTROLLER = tuple(
     f"tests/controller/test_{name}.py"
     for name in (
-        "bounds", "cut_off", "divergence", "downtime", "drains", "explaining", "faults", "forgery", "gangs", "generations",
-        "gpu_types", "growth", "hello_bounds", "hellos", "identity", "job_ends", "later_terms", "lending", "losses",
-        "numbers", "oldest", "promises", "quotas", "requests", "reservation", "reserved_times", "resizing", "restart",
-        "saving", "server_clocks", "servers", "sight", "snapshots", "stall", "stopping", "stored", "throughput", "troubles",
+        "absurd_jobs", "archive", "bounds", "cut_off", "divergence", "downtime", "drains", "explaining",
+        "faults", "forgery", "gangs", "generations", "gpu_types", "growth", "hello_bounds", "hellos",
+        "identity", "job_ends", "later_terms", "lending", "losses", "numbers", "oldest", "promises", "quotas",
+        "recovery", "reign", "requests", "reservation", "reserved_times", "resizing", "restart", "saving",
+        "server_clocks", "servers", "sight", "snapshots", "stall", "stopping", "stored", "throughput",
+        "time_limits", "troubles", "type_speeds",
     )
 )  # fmt: skip
 _WORKER = tuple(
