@@ -430,6 +430,16 @@ def test_a_newcomer_that_never_joins_is_stopped_and_the_job_trains_on():
     assert job.share_gpus == 1
 
 
+def test_a_newcomer_that_never_joins_is_the_scripts_fault_where_others_train():
+    world = World({"s1": 1, "s2": 1})
+    job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0))
+    world.settle(job.id)
+    world.ask(Scale(job=job.id, share=2))
+    world.pass_time(61)
+    late = job.worker("digits-1.1")
+    assert (late.stopping, late.fault) == (True, Fault.SCRIPT)
+
+
 def test_the_limit_for_starting_survives_the_controller_and_does_not_count_an_absent_server():
     world = World({"s1": 1})
     job = world.submit(job_spec(low=1, high=1, start_timeout_s=60.0, must_join=True))

@@ -92,7 +92,18 @@ LIES: dict[str, Lie] = {
     "an end of a worker to come": lambda job, status, uid: ended(
         further(status, worker=WorkerId(f"{job.id}.7")), uid, worker=WorkerId(f"{job.id}.7")
     ),
+    "an end of a worker of a job that nobody knows": lambda job, status, uid: ended(
+        further(status, worker=WorkerId("other-9.0")), uid, job=JobId("none-9"), worker=WorkerId("other-9.0")
+    ),
 }
+
+
+def test_an_earlier_worker_that_is_not_known_any_more_was_in_no_generation_to_come():
+    world, job, status = scene()
+    job.update(worker_count=10)  # of which all but the last ones are forgotten
+    later = further(status, worker=WorkerId(f"{job.id}.7"), generation=1000, order=1000)
+    world.feed(AgentMessage(FORGER, WorkerReport(status=later, uid=job.uid)))
+    assert f"the last one of {job.id}.7 in a generation of {job.id} that was never ordered" in shown(world).trouble
 
 
 @pytest.mark.parametrize("uid_known", [False, True])

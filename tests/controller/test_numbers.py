@@ -20,6 +20,7 @@ from elasticd.controller.jobs.records import JobRecord, Progress, Submission
 from elasticd.controller.jobs.throughput import KindRecord
 from elasticd.controller.records import state_key, submission_key
 from elasticd.controller.requests.validation import refusal
+from elasticd.protocol.batches import MAX_BATCH_FACTOR
 from elasticd.protocol.messages import (
     AgentHello,
     EventKind,
@@ -42,6 +43,7 @@ from elasticd.protocol.model import (
     JobId,
     JobPhase,
     Nic,
+    NvLinks,
     Resize,
     Server,
     ServerId,
@@ -168,6 +170,15 @@ def test_the_rest_of_a_status_counts_and_each_odd_figure_is_told_once() -> None:
     assert (found.metrics, found.odd_metrics) == ({"loss": 2.0}, {})
 
 
+@pytest.mark.parametrize(
+    ("ceiling", "kept"), [(-1, 0), (MAX_BATCH_FACTOR, MAX_BATCH_FACTOR), (MAX_BATCH_FACTOR + 1, 0)]
+)
+def test_the_largest_batch_of_a_script_has_a_bound(ceiling: int, kept: int) -> None:
+    world, job, status = training()
+    report(world, replace(status, sequence=status.sequence + 1, applied=21, batch_ceiling=ceiling))
+    assert world.job(job).statuses[status.worker].batch_ceiling == kept
+
+
 @pytest.mark.parametrize("field", ["generation", "order", "floor", "sequence", "applied", "pid"])
 @pytest.mark.parametrize("value", [-2, 2**60])
 def test_a_status_whose_membership_makes_no_sense_is_dropped_as_a_whole(field: str, value: int) -> None:
@@ -236,6 +247,14 @@ def test_a_job_with_a_number_that_makes_no_sense_is_refused_with_the_field(chang
         {"gpus": (), "wiring": Wiring(driver="d" * 1000)},
         {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, above=("x",) * 1000),))},
         {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, pcie_bytes_per_s=math.inf),))},
+        {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, peers=(2**60,)),))},
+        {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, peers=(-1,)),))},
+        {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, peers=tuple(range(5000))),))},
+        {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, cpus="0," * 10_000),))},
+        {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, nvlinks=(NvLinks(count=-1),)),))},
+        {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, nvlinks=(NvLinks(count=1, peer=2**60),)),))},
+        {"gpus": (), "wiring": Wiring(gpus=(GpuWiring(index=0, nvlinks=(NvLinks(count=1, bytes_per_s=math.nan),)),))},
+        {"gpus": (), "wiring": Wiring(nics=(Nic(name="n", above=("x",) * 1000),))},
         {"gpus": (), "wiring": Wiring(nics=tuple(Nic(name="n") for _ in range(5000)))},
         {"gpus": (), "wiring": Wiring(nics=(Nic(name="n", bytes_per_s=math.nan),))},
         {"gpus": (), "wiring": Wiring(adapters=tuple(Adapter(name="m:1") for _ in range(5000)))},
