@@ -92,6 +92,9 @@ LIES: dict[str, Lie] = {
     "an end of a worker to come": lambda job, status, uid: ended(
         further(status, worker=WorkerId(f"{job.id}.7")), uid, worker=WorkerId(f"{job.id}.7")
     ),
+    "a heartbeat with a start of an endless name": lambda job, status, uid: AgentHeartbeat(
+        server=FORGER, starting=(WorkerId(f"{job.id}.{'9' * 1000}"),)
+    ),
     "an end of a worker of a job that nobody knows": lambda job, status, uid: ended(
         further(status, worker=WorkerId("other-9.0")), uid, job=JobId("none-9"), worker=WorkerId("other-9.0")
     ),
