@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
@@ -24,6 +25,13 @@ SPARSE = (
 _TWO_POINTS = (("first_step", "second_step"), ("ascent_step", "descent_step"))  # names of methods in public optimizers
 
 
+def is_under_fully_shard(model: Any) -> bool:
+    """Return whether the script has applied `fully_shard` (FSDP2) to a model or a part of it. Loads no code of torch's."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(loaded, "FSDPModule", None)
+    return kind is not None and isinstance(model, torch.nn.Module) and any(isinstance(each, kind) for each in model.modules())
+
+
 def check_model(model: Any) -> None:
     """Raise UserError for an object that is no model, or a model that cannot be trained elastically."""
     if isinstance(model, list | tuple | Mapping):
@@ -43,12 +51,13 @@ def check_model(model: Any) -> None:
         raise UserError(
             f"the model is wrapped in {wrapped}: give what is in it, model.module; the runtime reduces gradients"
         )
-    if wrapped.startswith(("FSDP", "FullyShardedDataParallel")):
+    if wrapped == "FullyShardedDataParallel":
         raise UserError(
-            f"the model is wrapped in {wrapped}: each worker has to hold all of it, so give the plain model"
+            f"the model is wrapped in {wrapped}: give the plain model, or call fully_shard(layer, mesh=run.mesh()), which is FSDP2"
         )
+    divided = is_under_fully_shard(model)
     for name, parameter in model.named_parameters():
-        if "DTensor" in (type(parameter).__name__, type(parameter.data).__name__):
+        if not divided and "DTensor" in (type(parameter).__name__, type(parameter.data).__name__):
             raise UserError(
                 f"the parameter {name} is a DTensor, of which each process holds a part (tensor parallelism, or fully_shard): "
                 f"each worker of an elastic job holds all of the model. {_AS_A_GANG}"
@@ -183,11 +192,12 @@ def check_divided(
     scaler: torch.amp.GradScaler | None,
     before_update: Callable[[], None] | None,
     gathers: bool,
+    by: str = "sharding: optimizer",
 ) -> None:
-    """Raise UserError for a job whose optimizer state cannot be divided among its workers (`sharding`)."""
+    """Raise UserError for a job whose state cannot be divided among its workers. by: what divides it, for the error."""
     if not determinism.has_equal_gradients:
         raise UserError(
-            f"sharding: optimizer needs equal gradients on all workers, and the job's determinism is {determinism.value}: "
+            f"{by} needs equal gradients on all workers, and the job's determinism is {determinism.value}: "
             "leave one of them out"
         )
     for given, what in (
@@ -197,4 +207,4 @@ def check_divided(
         (gathers, "prepare() was given gathers=True"),
     ):
         if given:
-            raise UserError(f"sharding: optimizer was given, and {what}: these do not work together")
+            raise UserError(f"{by} was given, and {what}: these do not work together")

@@ -96,6 +96,7 @@ class Arrived:
     state_bytes: int = 0  # approximate size of a checkpoint in bytes
     proves: bool = False  # new workers are compared with the others before they host a virtual worker (`crosscheck`)
     divided: bool = False  # each worker has a part of the optimizer state (`sharding`)
+    together: bool = False  # all members run all loop bodies together, also in a generation's first step (`fully_shard`)
 
 
 @dataclass(frozen=True)
@@ -445,6 +446,7 @@ class RunStep:
     factor: int = 0  # of the batch, for which the cluster asks; 0: it does not
     hosting: tuple[int, ...] = ()
     whole: Whole = Whole.NOT  # purpose for which this worker needs the whole of a divided state after the step
+    next_workers: tuple[WorkerId, ...] = ()  # of the generation of `proposal`
 
 
 @dataclass(frozen=True)

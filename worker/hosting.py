@@ -40,6 +40,11 @@ def consecutive(sizes: Sequence[int]) -> tuple[range, ...]:
     return tuple(ranges)
 
 
+def interleaved(virtual_workers: int, workers: int) -> tuple[range, ...]:
+    """Return the virtual workers of each rank, where all ranks compute neighbouring ones at the same time (`fully_shard`)."""
+    return tuple(range(rank, virtual_workers, workers) for rank in range(workers))
+
+
 def proportional(virtual_workers: int, hosts: Sequence[bool], paces: Sequence[float]) -> tuple[range, ...]:
     """Return the virtual workers of each rank, as `assign` does, but so that unequal hosts are done soonest.
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -22,15 +22,23 @@ from ..protocol.model import BatchChange, Determinism, GpuKind, Scaling, Shardin
 from ..runtime.clock import SteadyClock
 from . import cuda_graphs, warm
 from .admission import check_group
-from .checking import check_divided, check_evaluations, check_model, check_optimizers, check_schedulers, check_update
+from .checking import (
+    check_divided,
+    check_evaluations,
+    check_model,
+    check_optimizers,
+    check_schedulers,
+    check_update,
+    is_under_fully_shard,
+)
 from .code import Code
 from .collectives import Collectives
 from .comparison import Terms
 from .compiled import Compiled
-from .data.choice import Job, feed_of
+from .data.choice import Feed, Job, feed_of
 from .data.dataloader import Wanted
 from .data.likeness import Likeness
-from .data.loading import LoaderOptions
+from .data.loading import Loader, LoaderOptions
 from .data.scaling import agreed_terms, check_script, check_terms, read_replay
 from .determinism import ask_for, check_repeatable, described, pin
 from .driver import Control
@@ -51,6 +59,12 @@ from .state.training_state import TrainingState
 from .state.virtual_state import VirtualWorkerState
 from .stepping import Recipe
 from .trainer import Shared, Trainer
+
+if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from .sharding.fully import FullySharded
+    from .sharding.mesh import Mesh
 
 log = logging.getLogger(__name__)
 M = TypeVar("M", bound=torch.nn.Module)
@@ -106,6 +120,7 @@ class Run(Collectives):
         self._registered = Registered(virtual_workers)
         self._scaler: torch.amp.GradScaler | None = None
         self._scaling: Scaling | None = None  # as the script has said
+        self._mesh: Mesh | None = None  # that of `mesh`
         self._initial = initial
         self._code: Code | None = None
         self._results = Path(environment.results) if environment is not None else Path()
@@ -324,10 +339,12 @@ class Run(Collectives):
         feed = feed_of(dataset, wanted, options, job)
         model.to(self._device)
         check_repeatable(self._env.determinism if self._env else Determinism.ELASTIC, optimizers)
-        divided = None
+        divided: DividedState | FullySharded | None = None
         if self._env is not None and self._env.sharding is Sharding.OPTIMIZER:
             check_divided(self._env.determinism, turns, self._scaler, before_update, gathers)
             divided = DividedState(optimizers)
+        if is_under_fully_shard(model):
+            divided = self._sharded(model, optimizers, turns, before_update, gathers, scaling, feed)
         state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered, feed.position, divided)
         if scheduler_frequency < 1:
             raise UserError(f"scheduler_frequency is {scheduler_frequency}; it must be at least 1")
@@ -340,7 +357,7 @@ class Run(Collectives):
         if env and writer and env.resume_from:
             writer.others = Others(Path(env.resume_from), env.resume_any_code)
         trainer = Trainer(
-            replace(self._recipe(overlap, normalize, turns), gathers=gathers),
+            self._recipe_of(overlap, normalize, turns, gathers, model),
             self._control,
             state,
             update,
@@ -372,8 +389,61 @@ class Run(Collectives):
             Batches(trainer, feed.data, getattr(feed.sampling, "batch_size", None)),
         )
 
+    def mesh(self) -> DeviceMesh:
+        """Return the mesh for `fully_shard` (FSDP2): `fully_shard(layer, mesh=run.mesh())`.
+
+        Parameters, gradients and optimizer state are then divided among the job's workers, and divided anew when these
+        change. The mesh has one worker, since a script cannot know how many there are: the runtime replaces it in the
+        loop. No collective can be called on it. Raises UserError after `prepare`.
+        """
+        if self._trainer is not None:
+            raise UserError("run.mesh() was called after prepare(): call fully_shard before, and prepare() last")
+        if self._mesh is None:
+            from .sharding.mesh import Mesh
+
+            self._mesh = Mesh(self._device.type)
+        return self._mesh
+
+    def _sharded(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        updates: Updates,
+        before_update: Callable[[], None] | None,
+        gathers: bool,
+        scaling: Scaling | None,
+        feed: Feed,
+    ) -> FullySharded:
+        """Return the state of a model under `fully_shard`. Raises UserError for what does not work with it."""
+        from .sharding.fully import FullySharded
+
+        env = self._env
+        determinism = env.determinism if env else Determinism.ELASTIC
+        check_divided(determinism, updates, self._scaler, before_update, gathers, "fully_shard")
+        for given, what in (
+            (env is not None and env.sharding is not Sharding.NONE, "the job file has `sharding:`, which it contains"),
+            (scaling is not None, "the batch may grow (scaling)"),
+            (determinism is Determinism.HETEROGENEOUS, "the job's determinism is heterogeneous"),
+            (not isinstance(feed.batching, Loader), "the data are read in sequence: give a dataset with an index"),
+            (
+                self._device.type != "cpu",
+                "the job runs on GPUs, where its bits have not been compared yet: it works on CPUs alone",
+            ),
+        ):
+            if given:
+                raise UserError(f"fully_shard was called, and {what}: these do not work together")
+        return FullySharded(model, self._mesh, optimizers)
+
     def _batch_changed(self, changes: tuple[BatchChange, ...], ceiling: int) -> None:
         self._control.tell(BatchesChanged(changes, ceiling))
+
+    def _recipe_of(
+        self, overlap: bool, normalize: str | None, updates: Updates, gathers: bool, model: torch.nn.Module
+    ) -> Recipe:
+        recipe = replace(self._recipe(overlap, normalize, updates), gathers=gathers)
+        if not is_under_fully_shard(model):
+            return recipe
+        return replace(recipe, comparing=replace(recipe.comparing, tensors=False))  # no other worker has the same tensors
 
     def _recipe(self, overlap: bool, normalize: str | None, updates: Updates) -> Recipe:
         env = self._env
@@ -538,6 +608,8 @@ class Run(Collectives):
             self.finish()
         with trainer.stepping.as_applied():
             value = what.state_dict() if isinstance(what, torch.nn.Module) else what
+            if trainer.sharded is not None:
+                value = trainer.sharded.to_save(value)
             target = trainer.to_save(str(path), value, self._results / path)
             if target is None or not trainer.is_leader:
                 return

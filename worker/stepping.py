@@ -22,7 +22,8 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -45,6 +46,7 @@ from .gradients.lanes import Lanes
 from .gradients.layout import Gradient
 from .gradients.update import Update
 from .gradients.updates import Updates
+from .hosting import interleaved
 from .inband import InBand, Part, Participant, exchange
 from .mutation_guard import MutationGuard
 from .pace import Pace
@@ -55,6 +57,10 @@ from .sharing import Sharing
 from .state.held import HeldState
 from .state.transfers import StateTransfers
 from .virtual import derive_seed, seed_everything
+
+if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it
+    from .sharding.fully import FullySharded
+    from .sharding.rounds import Rounds
 
 # Values in place of a virtual worker's number, for bodies whose gradient the job does not use.
 AGAIN = -1  # the body runs on a batch of virtual worker 0
@@ -108,7 +114,9 @@ class Stepping:
         update: Update,
         feed: Feed,
         watch: Watch,
+        lost: Callable[[str], NoReturn],
     ) -> None:
+        """lost: ends this process, whose part of the state has been lost for a reason."""
         self._recipe = recipe
         self._tell = tell
         self._held = held
@@ -158,6 +166,8 @@ class Stepping:
         self._updating = False
         self.body_begins: Callable[[], None] = lambda: None  # called before the script gets a batch
         self._proposal = 0
+        self._next_workers: tuple[str, ...] = ()  # of the generation that this worker proposes
+        self._decided = 0  # number of the generation that begins behind the step in progress; 0: none
         self.sharing = Sharing()
         self._pace = Pace(recipe.virtual_workers)
         self.in_band = InBand(self._cross_check.blame)
@@ -165,8 +175,11 @@ class Stepping:
         # have. The comparison is next: if states differ, no later payload is read. Then the cross-check: no value may be taken
         # over from a worker whose gradient is wrong.
         first: list[Participant] = [following, registered.state, self._comparison, self._cross_check]
-        self._divided = held.parts.divided
-        saves: list[Participant] = [each for each in (self._saves, self._divided) if each is not None]
+        divided = held.parts.divided
+        self._divided = divided if isinstance(divided, DividedState) else None
+        self._sharded: FullySharded | None = None if isinstance(divided, DividedState) else divided
+        self._rounds: Rounds | None = None  # of a model under fully_shard
+        saves: list[Participant] = [each for each in (self._saves, divided) if each is not None]
         last: list[Participant] = [
             self.sharing,
             update.clipping,
@@ -177,14 +190,7 @@ class Stepping:
         ]
         for participant in (*first, *saves, *last, *feed.participants):
             self.in_band.add(participant)
-        self._lanes = Lanes(
-            recipe.updates,
-            held.parts.optimizers,
-            held.parts.trained(),
-            recipe.virtual_workers,
-            recipe.canonical,
-            recipe.overlap,
-        )
+        self._lanes = self._new_lanes(lost)
         self.clip_calls = ClipCalls(
             self._lanes,
             update.scaler,
@@ -193,6 +199,32 @@ class Stepping:
             lambda: self.optimizers,
             self.clip,
         )
+        if self._sharded is not None:
+            self.clip_calls.refuses = (
+                "clip_grad_norm_() was called in a loop body, and with fully_shard no worker has a micro-batch's gradient, of which "
+                "the call returns the norm: write run.clip(1.0), or prepare(…, max_grad_norm=1.0)"
+            )
+
+    def _new_lanes(self, lost: Callable[[str], NoReturn]) -> Any:
+        recipe, parts = self._recipe, self._held.parts
+        if self._sharded is None:
+            return Lanes(
+                recipe.updates,
+                parts.optimizers,
+                parts.trained(),
+                recipe.virtual_workers,
+                recipe.canonical,
+                recipe.overlap,
+            )
+        from .sharding.lanes import RowLanes
+
+        self._rounds = self._sharded.rounds(
+            recipe.virtual_workers,
+            lambda virtual_worker: self.weight(virtual_worker) if recipe.normalize is None else 1.0,
+            lambda virtual_worker: self._sampler.has_samples(self._step, virtual_worker),
+            lost,
+        )
+        return RowLanes(self._sharded, self._rounds)
 
     def prepare(self, total_steps: int | None, epochs: int) -> None:
         """Prepare for the loop. It ends after `total_steps` steps (None: unknown) or after `epochs` epochs."""
@@ -341,12 +373,16 @@ class Stepping:
         self._looks_on = looks_on
         parameters = self._lanes.owned(step.step, self._held.parts.trained())
         self._scale.want(step.factor)
-        if self._divided is not None:
-            self._divided.wish = step.whole
+        if self._held.parts.divided is not None:
+            self._held.parts.divided.wish = step.whole
+        self._next_workers = step.next_workers
         self._begin(step.step, step.ranges, step.proposal, parameters, send=step.send, hosting=step.hosting)
         probes = self._cross_check.probes and self._checked not in self._hosted
         hosted = self._in_order()
         bodies = [PROBE, *hosted] if probes else hosted or [AGAIN] * looks_on
+        if self._sharded is not None and self._rounds is not None:
+            self._sharded.begin_step(self._communicator, self._held.next_step - 1)
+            bodies = [*hosted, *[AGAIN] * (self._rounds.count() - len(hosted))]
         self._batches.clear()
         if self._checked is not None and not self._loader.reads_any:
             self._send_checked(self._checked)
@@ -434,6 +470,8 @@ class Stepping:
             self.in_last_body = done + 1 == len(bodies) and virtual_worker > REHEARSED
             try:
                 self._reading = self.has_run_bodies = True
+                if self._rounds is not None:
+                    self._rounds.body_begins()
                 self.body_begins()
                 if counters is not None:
                     counters.body_begins(self._bodies_before(self._seeded_as(virtual_worker)))
@@ -510,8 +548,8 @@ class Stepping:
             self._held.parts.extra_state.restore()
             self._held.parts.registered.state.restore()
         self.evaluations.begin()
-        if self._divided is not None:
-            self._divided.given_up()
+        if self._held.parts.divided is not None:
+            self._held.parts.divided.given_up()
         self._lanes.give_up()
 
     @contextmanager
@@ -555,6 +593,8 @@ class Stepping:
         self._held.parts.registered.of_epoch.step_begins()
         self._step = step
         self.has_run_bodies = False
+        if self._sharded is not None:
+            ranges = interleaved(self._recipe.virtual_workers, len(ranges))
         virtual_workers, ranges = ranges[self._rank], self._scale.ranges(ranges)
         mine = ranges[self._rank]
         if ranges != self._ranges:
@@ -691,6 +731,8 @@ class Stepping:
         if virtual_worker <= REHEARSED:
             self._held.parts.registered.virtual.keep(None)
             return False
+        if self._rounds is not None:
+            self._rounds.body_ends()
         self._mutation_guard.check()
         self._hyperparameters.keep()
         self._held.parts.registered.state.keep(first=virtual_worker == 0)
@@ -701,7 +743,7 @@ class Stepping:
             self._lanes.forget_others()
             return not self._hosted
         if virtual_worker < 0:
-            return True
+            return self._rounds is None or self.in_last_body
         self._lanes.present.accumulation.completed()
         if virtual_worker == self._checked:
             self._cross_check.computed(self._lanes.present.accumulation.digest())
@@ -711,7 +753,7 @@ class Stepping:
             self._held.parts.extra_state.keep()
             if self.evaluations.refuses:
                 self._held.parts.extra_state.refuse_changes(self.evaluations.refuses)
-        return virtual_worker == self._in_order()[-1]
+        return virtual_worker == self._in_order()[-1] if self._rounds is None else self.in_last_body
 
     def _in_order(self) -> list[int]:
         """Return the hosted virtual workers that have samples, in the order of their bodies."""
@@ -769,7 +811,7 @@ class Stepping:
             issue()
         else:
             gradient = self._reduce(issue)
-        proposal = self.in_band.complete(self._communicator, part)
+        proposal = self._decided = self.in_band.complete(self._communicator, part)
         self._pace.word_came()
         before_update()
         self._transfers.sent()
@@ -780,6 +822,8 @@ class Stepping:
                 parameter.grad = view
             if self._divided is not None:
                 self._prepare_divided(self._divided, gradient)
+            if self._sharded is not None:
+                self._process_rows(self._sharded)
         self._tell(WordRead(proposal, self._pace.times, self._pace.hosting))
         self._apply(part)
 
@@ -800,12 +844,26 @@ class Stepping:
             self._hyperparameters.set_values(options)
             raise
 
+    def _process_rows(self, sharded: FullySharded) -> None:
+        """Average and clip this worker's rows of the gradient. Raises CommunicatorBroken, with nothing applied."""
+        lane, stepped = self._lanes.present, self._recipe.updates.optimizers(self._step)
+        options = self._hyperparameters.values()
+        try:
+            self._hyperparameters.apply()
+            optimizers = [self._held.parts.optimizers[each] for each in stepped]
+            norm = partial(sharded.norm, self._communicator)
+            self._update.process(lane.parameters, optimizers, self._scale, self._items(), self._held.results, norm)
+        except CommunicatorBroken:
+            self._hyperparameters.set_values(options)
+            raise
+
     def _reduce(self, beside: Callable[[], None]) -> Gradient:
         """Return the reduced gradient of the step's bodies, and share virtual worker 0's buffers. Raises CommunicatorBroken."""
-        self._skip_after(self._hosted, self._ranges[self._rank].stop)
+        if self._rounds is None:
+            self._skip_after(self._hosted, self._ranges[self._rank].stop)
         reducer = self._lanes.present.reducer
         assert reducer is not None
-        gradient = self._lanes.present.accumulation.reduce(reducer, beside)
+        gradient: Gradient = self._lanes.present.accumulation.reduce(reducer, beside)
         root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
         self._buffers.share(self._communicator, root)
         return gradient
@@ -868,7 +926,7 @@ class Stepping:
                 self._scale,
                 self._items(),
                 self._held.results,
-                processed=self._divided is not None,
+                processed=self._held.parts.divided is not None,
             )
             self._following.applied()
         finally:
@@ -882,6 +940,8 @@ class Stepping:
         self._held.next_step = self._step + 1
         if self._divided is not None:
             self._divided.committed()
+        if self._sharded is not None:
+            self._sharded.committed(self._step)
         if self._saves is not None:
             self._saves.applied()
         epoch = self._next_epoch(self._step)
@@ -892,8 +952,11 @@ class Stepping:
             self._comparison.at_the_end(self._communicator, part)
         goes_on = self._cross_check is not None and self._cross_check.proof_goes_on
         whole = Whole.TO_END
-        if self._divided is not None:
-            whole = self._divided.assemble(self._communicator, self.finished, self._leads)
+        if self._held.parts.divided is not None:
+            whole = self._held.parts.divided.assemble(self._communicator, self.finished, self._leads)
+        if self._sharded is not None and self._decided:
+            known = self._next_workers if self._decided == self._proposal else None
+            self._sharded.hand_over(self._communicator, known)
         self._tell(StepApplied(self._step, self._sampler.next_epoch, goes_on, whole))
 
     def _next_epoch(self, step: int) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -79,6 +79,7 @@ from .save_calls import is_for_leader
 from .saves import REGISTERED, Note, Saves, looked_at
 from .script import Script, ScriptAt
 from .script_variables import ScriptVariables
+from .sharding.divided import DividedState
 from .sharding.division import StateLost
 from .state.checkpoint import CheckpointWriter
 from .state.epoch_values import Unfilled
@@ -89,6 +90,9 @@ from .state.values import ScriptValues
 from .step_boundary import Function, ScriptExit, StepBoundary, Superseded
 from .stepping import Recipe, Stepping, Watch
 from .virtual import derive_seed, seed_everything
+
+if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it
+    from .sharding.fully import FullySharded
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,7 @@ class Trainer:
             update,
             feed,
             Watch(self.comparison, self._cross_check, self._mutation_guard, self.saves, self._counters),
+            self._end_without_parts,
         )
         self._scan = Scan(recipe.agnostic, recipe.device, control.tell)
         self.stepping.body_begins = self._body_begins
@@ -205,6 +210,15 @@ class Trainer:
 
     def _seed_leaders_code(self) -> None:
         seed_everything(derive_seed(self.recipe.seed, "leader", self.stepping.number, self.held.next_step))
+
+    @property
+    def sharded(self) -> FullySharded | None:
+        """The model's parameters, if they are divided among the workers by `fully_shard`."""
+        divided = self.held.parts.divided
+        return None if isinstance(divided, DividedState) else divided
+
+    def _end_without_parts(self, reason: str) -> NoReturn:
+        self._end_diverged(exits.SPOILED, f"{reason}: this worker ends, to be replaced")
 
     @property
     def has_place(self) -> bool:
@@ -337,6 +351,11 @@ class Trainer:
         frame: the script's. is_local: as in `MutationGuard.find`. Raises UserError if a value of the state cannot be carried."""
         following = self._following
         following.find(frame)
+        if self.sharded is not None and (following.averages or following.beside):
+            raise UserError(
+                "the script has an averaged model, or trains parameters beside the model's: with fully_shard the model's parameters "
+                "alone are divided. Leave one of them out"
+            )
         self.held.parts.follow(following.schedulers, following.averages, following.beside)
         self._mutation_guard.find(frame, is_local)
         if not self.recipe.changes_gradients:
@@ -372,6 +391,7 @@ class Trainer:
             self.held.about_bytes,
             self.recipe.comparing.tensors,
             self.held.parts.divided is not None,
+            self.sharded is not None,
         )
         instruction = self._obey(arrived)
         assert isinstance(instruction, EnterLoop)
@@ -504,6 +524,8 @@ class Trainer:
                 raise UserError(
                     f"run.steps() was called, and {why}, which needs {needs} over batches: `for x, y in batches:`"
                 )
+        if self.sharded is not None:
+            raise UserError("the model is under fully_shard, which needs a loop over batches, and run.steps() was called")
         if self._growing is not None:
             raise UserError("the batch may grow (scaling), which needs a loop over batches, and run.steps() was called")
         if counts_epochs and self.script.at is ScriptAt.BETWEEN:
@@ -558,6 +580,7 @@ class Trainer:
         if self.script.at is not ScriptAt.OVER:
             self.script.go(ScriptAt.OVER)
             self.held.interlude = None
+            self._gather_parameters()
             if self._variables is not None:
                 self._variables.loop_ends()
             if (was := self.held.script_was) is not None:
@@ -568,6 +591,15 @@ class Trainer:
             self._loader.close()
             if self.saves is not None:
                 self._save_last(self.saves, together, counts)
+
+    def _gather_parameters(self) -> None:
+        """Let this worker have all parameters under `fully_shard`, if the script has ended the training by `break` or `run.stop()`."""
+        if self.sharded is None or self._entered is None:
+            return
+        try:
+            self.sharded.gather(self._control.communicator)
+        except CommunicatorBroken as error:
+            self._end_without_parts(f"the parameters could not be gathered behind the loop ({error})")
 
     def _save_last(self, saves: Saves, together: bool, counts: bool) -> None:
         """Begin the comparison of files saved after the loop (`last_saves`).
@@ -700,9 +732,12 @@ class Trainer:
         communicator = self._control.communicator
         self.stepping.enter(communicator, self.rank, self.world_size, entered.roster.rank(entered.roster.leader))
         self._transfers.enter(entered, communicator)
-        if (divided := self.held.parts.divided) is not None:
-            members = entered.roster.members
-            divided.enter([each.worker for each in members], [each.gpu.server for each in members], entered.rank)
+        members = entered.roster.members
+        workers, divided = [each.worker for each in members], self.held.parts.divided
+        if isinstance(divided, DividedState):
+            divided.enter(workers, [each.gpu.server for each in members], entered.rank)
+        elif divided is not None:
+            divided.enter(workers, entered.rank, {each.target_rank for each in entered.transfers})
         self.comparison.enter(entered)
         self._cross_check.enter(entered, communicator)
         if self.saves is not None:

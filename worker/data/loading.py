@@ -91,7 +91,7 @@ class Loader:
         self._stock: dict[tuple[int, int], Any] = {}  # received before it was needed
 
     def assign(self, step: int, hosted: range, end: int | None) -> None:
-        """Read for the virtual workers `hosted`, from `step` on until step `end`."""
+        """Read for the virtual workers `hosted`, in ascending order, from `step` on until step `end`."""
         assert end is not None, "data with an index has a known number of steps"
         self._hosted = hosted
         self._end = end
@@ -178,7 +178,7 @@ class Loader:
         """Return the next request to read ahead. Raises StopIteration as long as there is none."""
         step, virtual_worker = self._cursor
         while step < self._end:
-            for candidate in range(virtual_worker, self._hosted.stop):
+            for candidate in (each for each in self._hosted if each >= virtual_worker):
                 key = (step, candidate)
                 wanted = self._schedule.has_samples(step, candidate)
                 if wanted and key not in self._stock and key not in self._under_way:

@@ -55,6 +55,7 @@ class ClipCalls:
         self._virtual_worker = virtual_worker
         self._optimizers = stepped
         self._clip = clip
+        self.refuses = ""  # why calls are refused; "": they are not
         self._unscaled: set[int] = set()  # positions of optimizers, in the present body
         self.clips = False  # whether the present body has clipped the step's gradient
 
@@ -91,6 +92,8 @@ class ClipCalls:
 
         fails: whether a norm that is not finite is an error. Raises UserError if the call means something else."""
         virtual_worker, lane = self._virtual_worker(), self._lanes.present
+        if self.refuses and virtual_worker is not None:
+            raise UserError(self.refuses)
         ours = {id(parameter) for parameter in lane.parameters}
         if virtual_worker is None or ours.isdisjoint(map(id, given)):
             return None

@@ -9,7 +9,7 @@ the others.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,8 +59,12 @@ class Clipping:
         self._own[virtual_worker] = wanted
         self._fails = self._fails or fails
 
-    def apply(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def apply(
+        self, parameters: Sequence[torch.Tensor], norm: Callable[[], torch.Tensor] | None = None
+    ) -> torch.Tensor | None:
         """Clip the gradients of these parameters if there is a limit.
+
+        norm: computes the norm of all gradients, where `parameters` are this worker's parts; None: it has all.
 
         Returns their 2-norm before; None without a limit. Raises RuntimeError if the norm is not finite and the script wants
         an error.
@@ -68,7 +72,13 @@ class Clipping:
         limit = self._asked if self._always is None else self._always
         if limit is None:
             return None
-        return torch.nn.utils.clip_grad_norm_(parameters, limit, error_if_nonfinite=self._fails)
+        if norm is None:
+            return torch.nn.utils.clip_grad_norm_(parameters, limit, error_if_nonfinite=self._fails)
+        found = norm()
+        if self._fails and not bool(found.isfinite()):
+            raise RuntimeError(f"The total norm of order 2.0 for gradients from `parameters` is non-finite ({found})")
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, found)
+        return found
 
     # -- in band: positive numbers are ordered as their bits are
 

@@ -76,13 +76,14 @@ class Update:
         scale: Scale,
         items: float,
         results: Results,
+        norm: Callable[[], torch.Tensor] | None = None,
     ) -> None:
-        """Unscale, average and clip the step's gradient, in the parameters' `grad`."""
+        """Unscale, average and clip the step's gradient, in the parameters' `grad`. norm: as in `Clipping.apply`."""
         if self.scaler is not None:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
         divide(parameters, scale.micro_batches, items)
-        if (norm := self.clipping.apply(parameters)) is not None:
+        if (norm := self.clipping.apply(parameters, norm)) is not None:
             results.measured(norm)
         if self._before_update is not None:
             self._before_update()
@@ -195,7 +196,7 @@ class ElasticOptimizer(torch.optim.Optimizer):
     def _refuse_divided(self, call: str) -> None:
         if self._act.divided:
             raise UserError(
-                f"optimizer.{call} was called, and each worker has a part of the state (sharding: optimizer): "
+                f"optimizer.{call} was called, and each worker has a part of the state (sharding: optimizer, or fully_shard): "
                 "`elasticctl export` writes it from the job's checkpoints"
             )
 

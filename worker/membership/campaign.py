@@ -49,6 +49,11 @@ class Campaign:
         return self._roster.generation
 
     @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """The members of the roster."""
+        return tuple(self._roster.workers)
+
+    @property
     def unheard(self) -> tuple[WorkerId, ...]:
         """The other members of the roster that have not sent the expected message."""
         heard = self._prepared if self.attempt else self._ready.keys()

@@ -165,6 +165,7 @@ class Propose:
     """Contribute this number to the step's control word."""
 
     generation: int
+    workers: tuple[WorkerId, ...] = ()  # of that generation
 
 
 @dataclass(frozen=True)

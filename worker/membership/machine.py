@@ -520,7 +520,7 @@ class Membership:
         self._proposed = 0
         if not last and campaign is not None and campaign.all_prepared and campaign.base == self.generation:
             self._proposed = campaign.generation
-        return [Propose(self._proposed)]
+        return [Propose(self._proposed, campaign.workers if self._proposed and campaign is not None else ())]
 
     def _on_word(self, generation: int) -> list[Action]:
         if generation and generation <= self.generation:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from torch._C._distributed_c10d import FileStore
 
+from ...protocol.errors import UserError
 from ...protocol.model import Determinism, GpuKind, JobId, OnDivergence, WorkerId
 from ...protocol.rehearsal import DEFAULT_VIRTUAL_WORKERS, Errand
 from ..communication.communicator import Communicator
@@ -76,6 +77,10 @@ class Rehearsed(Run):
         self._notes.follow(trainer, dataset, given.get("batch_size", getattr(dataset, "batch_size", None)))
         self._rehearsal.watch(self)
         return found
+
+    def mesh(self) -> Any:
+        """Refuse a script that divides its parameters: a rehearsed loss takes parts of them along. Raises UserError."""
+        raise UserError("`elasticctl check` cannot rehearse fully_shard, with which a lost worker costs the steps since a checkpoint")
 
     def saw(self, fact: Event) -> None:
         """Take note of a fact of the training thread, and end the trial when its time is up."""

@@ -65,7 +65,7 @@ class Timetable(m.Membership):
             case m.Arrived():
                 return self._switch_to(self._position)
             case m.StepStarted():
-                return [m.Propose(0)]
+                return [self._proposal()]
             case m.StepApplied(step):
                 self._next_step = step + 1
             case m.BoundaryReached():
@@ -122,6 +122,15 @@ class Timetable(m.Membership):
         if not is_behind and not self.is_missed(self._next_step - 1):
             raise PeerError(f"another worker has ended where none was to: {reason}")
         return self._switch_to(following)
+
+    def _proposal(self) -> m.Propose:
+        """Return the generation that begins behind the step in progress, unless it begins by a failure."""
+        following = self._position + 1
+        ends = following < len(self.entries) and self.entries[following][0] == self._next_step + 1
+        if not ends or following in self._losses or following in self._broken or self._late[following]:
+            return m.Propose(0)
+        workers = tuple(WorkerId(f"w.{each}") for each in self.entries[following][1])
+        return m.Propose(self._before + following + 1, workers)
 
     def _at_boundary(self) -> list[m.Action]:
         following = self._position + 1

@@ -141,6 +141,13 @@ class DividedState:
     def _pieces(self) -> list[Piece]:
         return [] if self._plan is None else self._plan.pieces
 
+    def stands_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what a state has for a tensor of the model: all of it."""
+        return tensor.detach()
+
+    def expect(self, whole: bool) -> None:
+        """Do nothing: parameters are whole in any state that comes."""
+
     def plain(self) -> dict[str, Any]:
         """Return the division of the present state as plain values, equal on all workers."""
         return {"sole": self._sole} if self._division is None else self._division.plain()
@@ -253,7 +260,7 @@ class DividedState:
             for piece in own
             if (part := common(move.interval, piece.interval)) is not None
         ]
-        received = trade(communicator, outgoing, layout) if communicator.size > 1 else []
+        received = trade(communicator, outgoing, _devices(layout)) if communicator.size > 1 else []
         kept = [
             cut(piece, part)
             for interval in present.kept_by(me)
@@ -429,7 +436,7 @@ class DividedState:
             payloads = exchange(communicator, {"wants": wanted})
             targets = [rank for rank, payload in enumerate(payloads) if payload["wants"] and rank != self._rank]
             outgoing = [(rank, piece) for rank in targets for piece in self._owned()]
-            self._others = trade(communicator, outgoing, self._layout, host=True)
+            self._others = trade(communicator, outgoing, _devices(self._layout), host=True)
         except CommunicatorBroken:  # the next step raises it again
             return Whole.NOT
         if wanted:
@@ -496,6 +503,10 @@ class DividedState:
 
     def read(self, part: Part, payloads: Sequence[Any]) -> None:
         """Read nothing."""
+
+
+def _devices(layout: Layout) -> list[torch.device]:
+    return [device for _, device in layout.kinds]
 
 
 def _part(gradient: Gradient, interval: Interval) -> torch.Tensor:

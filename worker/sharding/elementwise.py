@@ -36,31 +36,34 @@ ELSEWHERE = {  # classes of other libraries, by lower-case name
 }
 
 
-def check_elementwise(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raise UserError, naming the first optimizer whose state cannot be divided."""
+def check_elementwise(optimizers: Sequence[torch.optim.Optimizer], by: str = "sharding: optimizer") -> None:
+    """Raise UserError, naming the first optimizer whose state cannot be divided. by: what divides it, for the error."""
     for optimizer in optimizers:
         kind = class_of(optimizer)
         if (reason := _reason(kind)) is not None:
             raise UserError(
-                f"sharding: optimizer cannot divide the state of {kind.__name__}: {reason}. Leave the option out, or use "
+                f"{by} cannot divide the state of {kind.__name__}: {reason}. Leave it out, or use "
                 f"one of torch.optim's {', '.join(ELEMENTWISE)}"
             )
         if kind is torch.optim.SGD and any(_is_fused_and_narrow(group) for group in optimizer.param_groups):
             raise UserError(
-                "sharding: optimizer cannot divide SGD with fused=True over parameters of 16 bits: with momentum on a CPU, two "
+                f"{by} cannot divide SGD with fused=True over parameters of 16 bits: with momentum on a CPU, two "
                 "equal runs differ in the last 16 elements of each parameter. Leave fused=True out"
             )
         if any(group.get("differentiable") for group in optimizer.param_groups):
-            raise UserError(f"sharding: optimizer cannot divide a {kind.__name__} with differentiable=True")
+            raise UserError(f"{by} cannot divide a {kind.__name__} with differentiable=True")
 
 
-def check_hooks(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raise UserError, naming the first optimizer with hooks of its step, which would see a part of the update."""
+def check_hooks(optimizers: Sequence[torch.optim.Optimizer], by: str = "sharding: optimizer") -> None:
+    """Raise UserError, naming the first optimizer with hooks of its step, which would see a part of the update.
+
+    by: as in `check_elementwise`.
+    """
     for optimizer in optimizers:
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             raise UserError(
-                f"sharding: optimizer makes an update in parts, and {class_of(optimizer).__name__} has a hook of step(): use "
-                "after_update= of prepare(), or leave the option out"
+                f"{by} makes an update in parts, and {class_of(optimizer).__name__} has a hook of step(): use "
+                "after_update= of prepare(), or leave it out"
             )
 
 

@@ -16,7 +16,6 @@ import torch
 
 from ...protocol.errors import UserError
 from ..communication.communicator import Communicator
-from ..gradients.layout import Layout
 from ..inband import exchange
 from ..plain import inline, pack, restored, unpack
 from .elementwise import class_of, one_thread
@@ -174,11 +173,15 @@ def copied(piece: Piece, interval: Interval) -> Piece:
 
 
 def trade(
-    communicator: Communicator, outgoing: Sequence[tuple[int, Piece]], layout: Layout, host: bool = False
+    communicator: Communicator,
+    outgoing: Sequence[tuple[int, Piece]],
+    devices: Sequence[torch.device],
+    host: bool = False,
 ) -> list[Piece]:
     """Send pieces to other ranks, and return those that they send to this one. A collective.
 
-    outgoing: rank and piece. host: keep received pieces in the host's memory. Raises CommunicatorBroken.
+    outgoing: rank and piece. devices: of each flat tensor. host: keep received pieces in the host's memory. Raises
+    CommunicatorBroken.
     """
     listed = [
         [rank, *_plain(piece.interval), [[key, *_described(value)] for key, value in piece.state.items()]]
@@ -199,7 +202,7 @@ def trade(
             if target != communicator.rank:
                 continue
             piece = Piece(Interval(flat, begin, end))
-            device = torch.device("cpu") if host else layout.kinds[flat][1]
+            device = torch.device("cpu") if host else devices[flat]
             for key, dtype, value, on_host in described:
                 if dtype is None:
                     plain = unpack(value, lambda content, _: restored(content))

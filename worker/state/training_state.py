@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from operator import attrgetter, is_, methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from ..sharding.divided import DividedState
 from .epoch_values import NAME as OF_EPOCH
 from .extras import ExtraState
 from .registered import Registered
+
+if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it
+    from ..sharding.fully import FullySharded
 
 FORMAT = 3
 DIVISION = "division"  # key in a header without the optimizers' state, which is divided among the workers
@@ -62,10 +65,10 @@ class TrainingState:
         scaler: torch.amp.GradScaler | None = None,
         registered: Registered | None = None,
         data: DataPosition | None = None,
-        divided: DividedState | None = None,
+        divided: DividedState | FullySharded | None = None,
     ) -> None:
-        """data: position in the data, if it does not follow from the step's number. divided: the optimizers' state, if each
-        worker has a part of it."""
+        """data: position in the data, if it does not follow from the step's number. divided: the optimizers' state, perhaps with
+        the parameters, if each worker has a part of it."""
         self.model = model
         # Modules with buffers: the model, and those that `follow` adds
         self.modules: list[tuple[str, torch.nn.Module]] = [("", model)]
@@ -324,6 +327,8 @@ class TrainingState:
         return [parameter for _, parameter in self.named_parameters()]
 
     def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        if self.divided is not None:
+            return [(name, self.divided.stands_for(tensor)) for name, tensor in self._model_objects()]
         return [(name, tensor.detach()) for name, tensor in self._model_objects()]
 
     def _model_objects(self) -> list[tuple[str, torch.Tensor]]:
@@ -384,6 +389,8 @@ class TrainingState:
     def _check(self, header: Mapping[str, Any]) -> None:
         if header.get("format") != FORMAT:
             raise UserError(f"the training state has format {header.get('format')!r}; this version knows {FORMAT}")
+        if self.divided is not None:
+            self.divided.expect(whole=DIVISION not in header)
         own = [describe(name, tensor) for name, tensor in self._model_tensors()]
         theirs = header["tensors"]
         for mine, other in zip(own, theirs, strict=False):

@@ -41,18 +41,22 @@ class Generation:
         self.all_host = False  # every member computes its share of a step
         self._sizes: tuple[int, ...] = ()  # of the ranges from the next step on; empty: as they are
 
-    def enter(self, roster: Roster, holders: tuple[WorkerId, ...], proves: bool = True) -> bool:
+    def enter(
+        self, roster: Roster, holders: tuple[WorkerId, ...], proves: bool = True, together: bool = False
+    ) -> bool:
         """Enter a generation.
 
-        Returns whether this worker has the state. proves: joining workers are compared with the holders.
+        Returns whether this worker has the state. proves: joining workers are compared with the holders. together: joining workers
+        compute in the first step, too, since all members run all loop bodies together.
         """
         self.roster, self.rank = roster, roster.rank(self._me)
         holds = [worker in holders for worker in roster.workers]
         self.plan = _plan(roster, holds)
         self.transfers = Transfers.PENDING if self.plan else Transfers.NONE
         self._proving = bool(self.plan) and proves
-        self.ranges = self._hosting(roster, holds)
-        self.all_host, self._sizes = all(holds), ()
+        hosts = [True] * len(holds) if together else holds
+        self.ranges = self._hosting(roster, hosts)
+        self.all_host, self._sizes = all(hosts), ()
         return holds[self.rank]
 
     def step_applied(self, proof_goes_on: bool = False) -> None:

@@ -15,7 +15,8 @@ has proved itself counts as a holder, and only the state of a holder is saved.
 
 *First steps of a generation* (`generation`). Holders of the state compute, and send it to the joiners meanwhile. A joiner hosts
 no virtual worker, receives the state of the step before, and applies the same update. At the next boundary the registered values
-follow. In the second step newcomers host no virtual worker either: each computes a micro-batch of a holder as well, and all
+follow. (Where loop bodies run on all workers together, a joiner receives the state first, and computes with the others.) In the
+second step newcomers host no virtual worker either: each computes a micro-batch of a holder as well, and all
 compare the results (`crosscheck`). A newcomer that differs ends, and has changed nothing for the others. From the third step on
 all members host, or later if the comparison goes on. If no member has a state, the leader alone counts as the holder: it loads
 a checkpoint, or begins anew. It ends instead if the job is known to have a newer checkpoint than it finds, or if its initial
@@ -120,6 +121,7 @@ class Training:
         self.batch_factor = 0  # requested by the cluster; 0: none
 
         self._divided = False  # each worker has a part of the optimizer state
+        self._together = False  # all members run all loop bodies together
         self._whole = (
             -1,
             Whole.NOT,
@@ -280,7 +282,7 @@ class Training:
     def _on_arrived(self, now: float, fact: Arrived) -> list[Action]:
         decided = self._membership.handle(now, ms.Arrived())
         self.position.arrived(fact.total_steps, fact.steps_per_epoch, fact.registers_values, fact.epochs)
-        self._proves, self._divided = fact.proves, fact.divided
+        self._proves, self._divided, self._together = fact.proves, fact.divided, fact.together
         self._reporting.samples_per_step = fact.samples_per_step
         self.checkpoints.expect(fact.state_bytes)
         self.durations.expect(fact.state_bytes)
@@ -292,7 +294,7 @@ class Training:
     def _enter(self, now: float, switch: ms.Switch) -> list[Action]:
         """Train on in another generation."""
         roster, before = switch.roster, self._generation.roster
-        holds = self._generation.enter(roster, switch.holders, self._proves)
+        holds = self._generation.enter(roster, switch.holders, self._proves, self._together)
         self.stragglers.enter(roster)
         self._note = ""
         enter = EnterGeneration(
@@ -437,7 +439,7 @@ class Training:
         position.step = position.next_step
         if (wish := self._whole_wanted()) is not Whole.NOT:
             self._wished_in = position.step
-        proposal, generation = self._propose(now), self._generation
+        proposed, generation = self._propose(now), self._generation
         self._go(now, Doing.COMPUTING)
         hosting: tuple[int, ...] = ()
         if generation.all_host:
@@ -448,11 +450,12 @@ class Training:
             RunStep(
                 position.step,
                 generation.ranges,
-                proposal,
+                proposed.generation,
                 generation.sends_state,
                 self.batch_factor,
                 hosting,
                 wish,
+                proposed.workers,
             ),
         ]
 
@@ -486,11 +489,11 @@ class Training:
             return Whole.TO_END
         return Whole.TO_SAVE if self._save_waits and self._generation.leads else Whole.NOT
 
-    def _propose(self, now: float) -> int:
+    def _propose(self, now: float) -> ms.Propose:
         stays = self.position.last_step or self._generation.proves
         (propose,) = self._membership.handle(now, ms.StepStarted(last=stays))
         assert isinstance(propose, ms.Propose)
-        return propose.generation
+        return propose
 
     # -- a step
 
@@ -533,10 +536,10 @@ class Training:
         self.position.arrives(fact.applied, fact.next_epoch)
         if fact.total_steps is not None:
             self.position.ends_at(fact.total_steps)
-        if self.position.no_step:
+        if self.position.no_step or self._together:
             self._go(now, Doing.TAKING)
             return [TakeState()]
-        proposal = self._propose(now)
+        proposal = self._propose(now).generation
         self._go(now, Doing.JOINING)
         return [JoinStep(self.position.step, self._generation.ranges, proposal)]
 

@@ -1,0 +1,286 @@
+"""The layers to which a script has applied `fully_shard` (PyTorch's FSDP2): checks, and this worker's part of each parameter.
+
+A script applies `fully_shard` with a mesh of one worker, `run.mesh()`, so that each parameter is a DTensor of which this worker has
+all rows. `Layer.place` gives the same objects a mesh of several workers and this worker's rows: FSDP then gathers and frees the
+layer around its use. The parameters stay the same objects, since the optimizer refers to them.
+
+FSDP keeps the numbers that it needs in private attributes. Those set here are of torch 2.13; `check` refuses a version without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from ...protocol.errors import UserError
+from .intervals import Interval
+from .mesh import Mesh, info
+
+KINDS = (torch.float32, torch.float64)
+_OF_GROUPS = (
+    "fsdp_params",
+    "mesh_info",
+    "post_forward_mesh_info",
+    "_all_gather_comm",
+    "_reduce_scatter_comm",
+    "_all_reduce_hook",
+    "reduce_grads",
+    "reduce_scatter_unused_params",
+    "gradient_divide_factor",
+    "force_sum_reduction_for_comms",
+    "_to_sharded",
+)
+_OF_PARAMETERS = (
+    "sharded_param",
+    "_sharded_param_data",
+    "_sharding_spec",
+    "_spmd_mesh",
+    "_shard_mesh",
+    "_orig_size",
+    "all_gather_outputs",
+    "sharded_size",
+    "contiguous_sharded_stride",
+    "padded_sharded_param_size",
+)
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether the script has applied `fully_shard` to the model or to a part of it."""
+    return any(isinstance(each, FSDPModule) for each in model.modules())
+
+
+class Parameter:
+    """A parameter of which this worker has some rows. `position`: its number among all."""
+
+    def __init__(self, own: Any, position: int) -> None:
+        """own: FSDP's description of the parameter."""
+        self.own = own
+        self.position = position
+        self.tensor: torch.nn.Parameter = own.sharded_param  # the object that the optimizer has
+        self.shape: torch.Size = own._orig_size
+        self._row = self.shape[1:].numel()
+
+    @property
+    def span(self) -> Interval:
+        """The place of all elements."""
+        return Interval(self.position, 0, self.shape.numel())
+
+    def rows(self, rank: int, size: int) -> Interval:
+        """Return the place of the elements that a rank of `size` workers has: FSDP cuts the first dimension by torch.chunk."""
+        rows = -(-self.shape[0] // size)
+        begin, end = (min(each, self.shape[0]) * self._row for each in (rank * rows, (rank + 1) * rows))
+        return Interval(self.position, begin, end)
+
+    @property
+    def local(self) -> torch.Tensor:
+        """This worker's elements, as a view of one dimension."""
+        return self._data[: self._local.numel()]
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """A value that differs after this worker's elements have been changed in place or replaced."""
+        return self._local.data_ptr(), self._local._version
+
+    @property
+    def _local(self) -> torch.Tensor:
+        tensor: Any = self.tensor
+        found: torch.Tensor = tensor._local_tensor
+        return found
+
+    @property
+    def _data(self) -> torch.Tensor:
+        data: torch.Tensor = self.own._sharded_param_data
+        return data
+
+    def place(self, mesh_info: Any, elements: torch.Tensor) -> None:
+        """Let the parameter be divided over another mesh. elements: those of this worker, of one dimension."""
+        own, size = self.own, mesh_info.shard_mesh_size
+        rows, rest = -(-self.shape[0] // size), self.shape[1:]
+        padded = torch.Size([rows, *rest])
+        data = elements.new_zeros(padded.numel())
+        data[: elements.numel()] = elements
+        local = data.view(padded)[: elements.numel() // self._row]
+        own.mesh_info = mesh_info
+        own._shard_mesh = own._spmd_mesh = mesh_info.mesh
+        own._sharding_spec = DTensorSpec(
+            mesh_info.mesh, own._spmd_placements, tensor_meta=own._sharding_spec.tensor_meta
+        )
+        own.padded_sharded_param_size, own.sharded_size = padded, local.size()
+        own.contiguous_sharded_stride = local.stride()
+        own._sharded_param_data = data
+        own.all_gather_outputs = []
+        if hasattr(own, "_unsharded_param"):
+            del own._unsharded_param
+        tensor: Any = self.tensor
+        tensor.grad = None
+        tensor._local_tensor, tensor._spec = local, own._sharding_spec
+
+
+class Layer:
+    """The parameters of one call of `fully_shard`, which FSDP gathers and reduces together."""
+
+    def __init__(self, group: Any, number: int, parameters: Sequence[Parameter]) -> None:
+        """group: FSDP's."""
+        self.group = group
+        self.number = number
+        self.parameters = list(parameters)
+
+    @property
+    def trained(self) -> list[Parameter]:
+        """The parameters with gradients, in FSDP's order."""
+        return [each for each in self.parameters if each.tensor.requires_grad]
+
+    @property
+    def reduced_elements(self) -> int:
+        """Number of elements of a reduced gradient on each worker, with FSDP's padding."""
+        return sum(each.own.padded_sharded_param_size.numel() for each in self.trained)
+
+    def place(self, mesh_info: Any, elements: Sequence[torch.Tensor]) -> None:
+        """Divide the layer over another mesh. elements: of each parameter those of this worker."""
+        self.free()
+        for each, own in zip(self.parameters, elements, strict=True):
+            each.place(mesh_info, own)
+        if self.group.post_forward_mesh_info is not None:
+            self.group.post_forward_mesh_info = mesh_info
+        self.group.mesh_info = mesh_info
+        for each in self.parameters:
+            each.own.post_forward_mesh_info = self.group.post_forward_mesh_info
+
+    def free(self) -> None:
+        """Free what was gathered: the modules have this worker's parts again."""
+        self.group._to_sharded()
+
+
+def states_of(model: torch.nn.Module) -> list[Any]:
+    """Return FSDP's states of the model's modules, in their order, each once."""
+    states: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            if all(state is not each for each in states):
+                states.append(state)
+    return states
+
+
+def reset(states: Sequence[Any]) -> None:
+    """End FSDP's work for a loop body, wherever it is: modules have this worker's parts again, and nothing is in flight."""
+    for state in states:
+        if state._is_root:
+            state._reset_iter_state()
+
+
+def layers_of(model: torch.nn.Module, mesh: Mesh | None) -> list[Layer]:
+    """Return the layers to which the script has applied `fully_shard`, in the model's order.
+
+    mesh: the result of `run.mesh()`; None: the script has not called it. Raises UserError, naming what is not supported.
+    """
+    states = states_of(model)
+    found: list[Layer] = []
+    for state in states:
+        groups = state._fsdp_param_groups
+        if len(groups) > 1:
+            raise UserError(
+                "fully_shard was called with a shard_placement_fn that gives one layer several meshes: leave it out"
+            )
+        for group in groups:
+            _check_group(group, mesh)
+            first = sum(len(each.parameters) for each in found)
+            parameters = [Parameter(own, first + number) for number, own in enumerate(group.fsdp_params)]
+            found.append(Layer(group, len(found), parameters))
+    _check_all_found(model, found)
+    return found
+
+
+def _check_group(group: Any, mesh: Mesh | None) -> None:
+    missing = [name for name in _OF_GROUPS if not hasattr(group, name)]
+    missing += [name for own in group.fsdp_params for name in _OF_PARAMETERS if not hasattr(own, name)]
+    if missing:
+        raise UserError(
+            f"fully_shard of torch {torch.__version__} has other internals than those that an elastic job divides anew "
+            f"({missing[0]}): use torch 2.13"
+        )
+    policy, comm = group.mp_policy, type(group._all_gather_comm).__name__
+    of_torch = {"DefaultAllGather", "DefaultReduceScatter"}
+    for wrong, text in (
+        (group.mesh_info.mesh.ndim != 1, "a mesh of two dimensions (HSDP): an elastic job divides over all its workers"),
+        (
+            mesh is None or group.mesh_info.mesh is not mesh,
+            "another mesh than run.mesh(), which follows the job's workers: fully_shard(layer, mesh=run.mesh())",
+        ),
+        (
+            any((policy.param_dtype, policy.reduce_dtype, policy.output_dtype)),
+            "a mixed-precision policy: leave mp_policy out, and use torch.autocast in the loop body",
+        ),
+        (type(group.offload_policy).__name__ != "OffloadPolicy", "an offload policy: leave offload_policy out"),
+        (
+            group.post_forward_mesh_info is not None and group.post_forward_mesh_info.mesh is not group.mesh_info.mesh,
+            "a number for reshard_after_forward: use True or False",
+        ),
+        (
+            any(own.fsdp_placement.dim != 0 for own in group.fsdp_params),
+            "a shard_placement_fn: an elastic job divides the first dimension",
+        ),
+        (any(own.is_dtensor for own in group.fsdp_params), "parameters that are DTensors already (tensor parallelism)"),
+        (
+            {comm, type(group._reduce_scatter_comm).__name__} != of_torch or group._all_reduce_hook is not None,
+            "collectives of its own: an elastic job has its own there",
+        ),
+    ):
+        if wrong:
+            raise UserError(f"fully_shard in an elastic job was given {text}")
+
+
+def _check_all_found(model: torch.nn.Module, layers: Sequence[Layer]) -> None:
+    known = {id(each.tensor) for layer in layers for each in layer.parameters}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in known:
+            raise UserError(
+                f"the parameter {name} is not under fully_shard: call fully_shard(model, mesh=run.mesh()) behind those of its "
+                "layers, without ignored_params"
+            )
+        if parameter.dtype not in KINDS:
+            raise UserError(
+                f"the parameter {name} is of type {parameter.dtype}: under fully_shard parameters are float32 or float64, since "
+                "shorter ones are rounded in an order that depends on where they are cut. Use torch.autocast in the loop body"
+            )
+        if not parameter.numel():
+            raise UserError(f"the parameter {name} has no elements, which fully_shard cannot divide: leave it out")
+    if len({parameter.dtype for parameter in model.parameters()}) > 1:
+        raise UserError("the model has parameters of float32 and of float64: under fully_shard all are of one type")
+    for name, module in model.named_modules():
+        if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+            raise UserError(
+                f"{name or 'the model'} is compiled: torch.compile has not been tried with fully_shard in an elastic job"
+            )
+
+
+def without_parts(value: Any, whole: bool) -> Any:
+    """Return a value to be saved, with plain tensors in place of the parameters under `fully_shard`.
+
+    value: as of `state_dict`: mappings, lists and tuples. whole: this worker has all of each parameter. Raises UserError if it has
+    not.
+    """
+    if isinstance(value, DTensor):
+        if not whole:
+            raise UserError(
+                "run.save() was called in the loop for parameters under fully_shard, of which each worker has a part there: "
+                "call it after the loop. `elasticctl export` writes the job's checkpoints"
+            )
+        return value.detach()._local_tensor
+    if isinstance(value, dict):
+        found = type(value)() if type(value).__name__ == "OrderedDict" else {}
+        found.update((key, without_parts(each, whole)) for key, each in value.items())
+        return found
+    if type(value) in (list, tuple):
+        return type(value)(without_parts(each, whole) for each in value)
+    return value
+
+
+def alone(device: torch.device) -> Any:
+    """Return FSDP's description of the mesh of a worker that has all of the parameters."""
+    return info(device.type, 0, 1)

@@ -1,0 +1,482 @@
+"""Parameters, gradients and optimizer state that are divided among a job's workers by `fully_shard`, for the training thread.
+
+Each worker has some rows of each parameter, as FSDP2 cuts them for the present number of workers, and the optimizers' state of
+these rows. No other worker has them.
+
+*Changes of the workers.* In a generation's first step, before any loop body, all members send each other the rows that the new
+cut assigns to them (`begin_step`), and go on with them when all have confirmed that everything has arrived. Workers that are going
+to leave send their rows to those that stay, behind their last update (`hand_over`). Rows that are lost with a worker are nowhere
+else: then all workers end, and the job goes on from its last checkpoint (StateLost).
+
+*Checkpoints are whole*, in the format without division. A worker that is going to save gets all rows (`assemble`), in the host's
+memory. After the job's last step every worker gets all parameters (`gather`), so that code behind the loop finds a whole model.
+
+*Updates* are made from this worker's rows alone, as for a divided optimizer state (`pieces.update`). For clipping, the norm of
+each parameter's gradient is computed by one worker that has received all of its rows: a norm of parts would have other bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ...protocol.errors import UserError
+from ..communication.communicator import Communicator, CommunicatorBroken
+from ..events import Whole
+from ..inband import Part, exchange
+from .division import Division, StateLost, moves
+from .elementwise import check_elementwise, check_hooks
+from .fsdp import Parameter, alone, layers_of, reset, states_of, without_parts
+from .intervals import Interval, Owned, common
+from .mesh import Mesh, info
+from .pieces import Piece, Work, compose, cut, of_whole, on_host, to_whole, trade, update
+from .rounds import Rounds
+
+VALUES = "fully_shard's parameter"  # key of a parameter's own elements among a piece's values, while it travels
+NO_STATE = -2  # the step of whose state a new worker has pieces
+
+
+class FullySharded:
+    """The parameters and the optimizers' state of a job of which each worker has a part. A participant in a step's exchange."""
+
+    name = "divided state"
+    slots = 1
+
+    def __init__(self, model: torch.nn.Module, mesh: Mesh | None, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """mesh: that of `run.mesh()`; None: the script has not called it. Raises UserError for what is not supported."""
+        self.layers = layers_of(model, mesh)
+        self._states = states_of(model)
+        self.parameters: list[Parameter] = [each for layer in self.layers for each in layer.parameters]
+        self._by_tensor = {id(each.tensor): each for each in self.parameters}
+        check_elementwise(optimizers, "fully_shard")
+        self.optimizers = list(optimizers)
+        self._device = self.parameters[0].tensor.device
+        order = {id(each): number for number, each in enumerate(model.parameters())}
+        self._in_order = sorted(self.parameters, key=lambda each: order[id(each.tensor)])  # the model's
+        self._trained = [each.tensor.requires_grad for each in self.parameters]
+        self.whole_at: int | None = None  # the applied step of which this worker has the whole state
+        self.wish = Whole.NOT  # of this worker for the whole state after the step in progress
+        self.greatest_wish = Whole.NOT  # of any worker
+        self.over = False  # the training is over, and each worker has all parameters
+        self._workers: list[str] = []
+        self._rank = 0
+        self._begins = True  # the generation's first step has not begun
+        self._division: Division | None = None
+        self._sole: str | None = None  # without a division: the worker with the whole state
+        self._pieces: list[Piece] | None = None  # of the optimizers' state; None: it is the optimizers' own, and whole
+        self._step = NO_STATE  # the applied step of which this worker has its rows
+        self._stand_ins: dict[int, torch.Tensor] | None = None  # whole parameters, by position; None: there are none
+        self._others: list[Piece] = []  # other workers' rows, where this worker wants the whole state
+        self._rounds: Rounds | None = None
+        self.shadows: list[torch.nn.Parameter] = []  # this worker's rows of the trained parameters, with their gradients
+
+    def rounds(
+        self,
+        virtual_workers: int,
+        weight: Callable[[int], float],
+        has_samples: Callable[[int], bool],
+        lost: Callable[[str], NoReturn],
+    ) -> Rounds:
+        """Return the loop bodies' side, made once. Arguments as in `Rounds`."""
+        self._rounds = Rounds(self.layers, self.reset, virtual_workers, weight, has_samples, lost)
+        return self._rounds
+
+    def reset(self) -> None:
+        """End FSDP's work for a loop body."""
+        reset(self._states)
+
+    # -- the state's header and tensors
+
+    def stands_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what a state has for a tensor of the model: a parameter without elements, unless the state is whole."""
+        known = self._by_tensor.get(id(tensor))
+        if known is None:
+            return tensor.detach()
+        if self.over:
+            return known.local.view(known.shape)
+        if self._stand_ins is not None:
+            return self._stand_ins[known.position]
+        return known.local.new_empty(0)
+
+    def expect(self, whole: bool) -> None:
+        """Prepare for a state that comes. whole: it has all parameters."""
+        if not whole:
+            self._stand_ins = None
+        elif self._stand_ins is None and not self.over:
+            self._stand_ins = {
+                each.position: torch.empty(each.shape, dtype=each.tensor.dtype) for each in self.parameters
+            }
+
+    def plain(self) -> dict[str, Any]:
+        """Return the division of the present state as plain values, equal on all workers."""
+        if self.over:
+            return {"over": True}
+        if self._division is not None:
+            return self._division.plain()
+        return {"sole": self._sole or (self._workers[self._rank] if self._workers else None)}
+
+    # -- generations, and states of others
+
+    def enter(self, workers: Sequence[str], rank: int, joiners: Collection[int]) -> None:
+        """Begin a generation of these workers. joiners: ranks without the newest state. Raises StateLost."""
+        self._workers, self._rank, self._begins = list(workers), rank, True
+        if self.over:
+            return
+        if self._division is None and self._sole is None:
+            if rank not in joiners:
+                self._sole = self._workers[rank]
+            return
+        owners = {each.owner for each in self._division.owners} if self._division is not None else {self._sole or ""}
+        gone = owners - {worker for position, worker in enumerate(workers) if position not in joiners}
+        if gone:
+            raise StateLost(
+                f"the rows of parameters under fully_shard that {', '.join(sorted(gone))} had are lost: the job goes on from its "
+                "last checkpoint"
+            )
+
+    def header_came(self, values: Mapping[str, Any], applied: int) -> None:
+        """Take note of the division of the state after the step `applied`, which this worker receives."""
+        self._step, self._pieces = NO_STATE, None
+        self._division, self._sole = None, None
+        if values.get("over"):
+            self.over = True
+        elif "owners" in values:
+            self._division = Division.of_plain(values)
+        else:
+            self._sole = values["sole"]
+
+    def take_whole(self, applied: int) -> None:
+        """Take the whole state from the stand-ins and the optimizers, into which it was loaded: that after the step `applied`."""
+        assert self._stand_ins is not None
+        found, self._stand_ins = self._stand_ins, None
+        for layer in self.layers:
+            layer.place(
+                alone(self._device),
+                [found[each.position].reshape(-1).to(each.local) for each in layer.parameters],
+            )
+        self._division, self._sole = None, self._workers[self._rank]
+        self._pieces, self._step = None, applied
+
+    # -- a step
+
+    def begin_step(self, communicator: Communicator, applied: int) -> None:
+        """Before a step's loop bodies: check that the same parameters are trained, and divide anew if the workers have changed.
+
+        applied: the last applied step. A collective in a generation's first step. Raises CommunicatorBroken, with nothing changed;
+        StateLost, on all workers; UserError.
+        """
+        check_hooks(self.optimizers, "fully_shard")
+        if [each.tensor.requires_grad for each in self.parameters] != self._trained:
+            raise UserError(
+                "fully_shard divides the parameters that prepare() has found trained, and this step trains others: leave it out for "
+                "a model of which parts are frozen or added while it trains"
+            )
+        if not self._begins:
+            return
+        mine = self._division is not None or self._sole == self._workers[self._rank]
+        having = self._step if self._division is not None else applied if mine else NO_STATE
+        payloads = exchange(communicator, {"step": having, "division": self.plain()})
+        present = {worker for worker, each in zip(self._workers, payloads, strict=True) if each["step"] == applied}
+        if any(each["division"] != payloads[0]["division"] for each in payloads):
+            raise StateLost("the workers do not agree on who has which rows of the parameters under fully_shard")
+        self._divide(communicator, self._workers, self._workers, present if self._division is not None else None)
+        self._step, self._begins = applied, False
+
+    def hand_over(self, communicator: Communicator, stay: Sequence[str] | None) -> None:
+        """Behind the last update of a generation: send the rows of workers that leave to those that stay.
+
+        stay: workers of the next generation; None: this worker does not know them. A collective. Raises StateLost.
+        """
+        try:
+            payloads = exchange(communicator, {"stay": None if stay is None else list(stay)})
+            known = next((each["stay"] for each in payloads if each["stay"] is not None), None)
+            if known is None:
+                raise StateLost("the workers of the next generation are not known")
+            staying = [worker for worker in self._workers if worker in known]
+            if staying == self._workers:
+                return
+            if not staying:
+                raise StateLost("no worker stays that could take over the rows of the parameters under fully_shard")
+            self._divide(communicator, self._workers, staying, set(self._workers))
+        except CommunicatorBroken as error:
+            raise StateLost(f"rows of parameters under fully_shard were lost on their way ({error})") from None
+
+    def _divide(
+        self, communicator: Communicator, members: Sequence[str], owners: Sequence[str], present: set[str] | None
+    ) -> None:
+        """Divide the state among `owners`, some of `members`. present: those that have it; None: one has it whole."""
+        me = members[self._rank]
+        if present is None:
+            assert self._sole is not None
+            before, present = self._division_of([self._sole]), {self._sole}
+        else:
+            assert self._division is not None
+            before = self._division
+        target = self._division_of(owners)
+        own = self._with_values() if me in present else []
+        outgoing = [
+            (members.index(move.target), cut(own[move.interval.flat], move.interval))
+            for move in moves(before, present, target)
+            if move.source == me
+        ]
+        received = trade(communicator, outgoing, [self._device] * len(self.parameters))
+        size = len(owners)
+        rank = owners.index(me) if me in owners else None
+        pieces: list[Piece] = []
+        for each in self.parameters:
+            span = each.rows(rank, size) if rank is not None else Interval(each.position, 0, 0)
+            pieces.append(self._composed(each, span, [own[each.position]] if own else [], received))
+        communicator.wait(communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))  # all have everything
+        self._hold(target, pieces, info(self._device.type, rank, size) if rank is not None else None)
+
+    def _composed(
+        self, parameter: Parameter, span: Interval, own: Sequence[Piece], received: Sequence[Piece]
+    ) -> Piece:
+        if not span.size:
+            return Piece(span, {VALUES: parameter.local.new_empty(0)})
+        mine = [cut(each, part) for each in own if (part := common(each.interval, span)) is not None]
+        return compose(span, [*mine, *(each for each in received if each.interval.flat == parameter.position)])
+
+    def _hold(self, division: Division, pieces: list[Piece], mesh_info: Any) -> None:
+        """Go on with these rows. mesh_info: None: this worker leaves."""
+        self._division, self._sole = division, None
+        values = [each.state.pop(VALUES) for each in pieces]
+        self._pieces = pieces
+        for each in self.optimizers:
+            each.state.clear()
+        self.reset()
+        if mesh_info is not None:
+            for layer in self.layers:
+                layer.place(mesh_info, [values[each.position] for each in layer.parameters])
+        self._cast_shadows()
+
+    def _cast_shadows(self) -> None:
+        self.shadows = [
+            torch.nn.Parameter(each.local, requires_grad=False) for each in self.parameters if each.tensor.requires_grad
+        ]
+
+    def _division_of(self, owners: Sequence[str]) -> Division:
+        found = [
+            Owned(interval, owner)
+            for each in self.parameters
+            for rank, owner in enumerate(owners)
+            if (interval := each.rows(rank, len(owners))).size
+        ]
+        return Division(tuple(found), {})
+
+    def _with_values(self) -> list[Piece]:
+        """Return this worker's rows and their optimizer state, by the parameters' positions."""
+        pieces = self._own_pieces()
+        return [
+            Piece(piece.interval, {**piece.state, VALUES: each.local})
+            for each, piece in zip(self.parameters, pieces, strict=True)
+        ]
+
+    def _own_pieces(self) -> list[Piece]:
+        if self._pieces is None:  # the whole state, in the optimizers
+            states: dict[int, Mapping[str, Any]] = {
+                id(parameter): state for each in self.optimizers for parameter, state in each.state.items()
+            }
+            self._pieces = [
+                of_whole(each.local.view(each.shape), each.span, _plain_tensors(states.get(id(each.tensor), {})))
+                for each in self.parameters
+            ]
+        return self._pieces
+
+    # -- the update
+
+    def take_gradient(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Take this worker's rows of the step's gradient, for each trained parameter."""
+        for shadow, gradient in zip(self.shadows, gradients, strict=True):
+            shadow.grad = gradient
+
+    def norm(self, communicator: Communicator) -> torch.Tensor:
+        """Return the 2-norm of the step's gradient, with the bits of a worker that has all of it.
+
+        A collective. Raises CommunicatorBroken.
+        """
+        size, own = communicator.size, self._own_pieces()
+        rows = (each for each in self.parameters if each.tensor.requires_grad)
+        gradients = {each.position: shadow.grad for each, shadow in zip(rows, self.shadows, strict=True)}
+        trained = [each for each in self._in_order if each.tensor.requires_grad]
+        pieces = [Piece(own[each.position].interval, {VALUES: gradients[each.position]}) for each in trained]
+        outgoing = [
+            (number % size, piece)
+            for number, piece in enumerate(pieces)
+            if piece.interval.size and number % size != communicator.rank
+        ]
+        received = trade(communicator, outgoing, [self._device] * len(self.parameters)) if size > 1 else []
+        norms: list[list[Any]] = []
+        for number, (each, piece) in enumerate(zip(trained, pieces, strict=True)):
+            if number % size == communicator.rank:
+                whole = self._composed(each, each.span, [piece] if piece.interval.size else [], received)
+                (norm,) = torch._foreach_norm([whole.state[VALUES].view(each.shape)])
+                norms.append([number, float(norm)])
+        told = exchange(communicator, {"norms": norms})
+        by_number = {number: norm for each in told for number, norm in each["norms"]}
+        every = [
+            torch.tensor(by_number[number], dtype=each.tensor.dtype, device=self._device)
+            for number, each in enumerate(trained)
+        ]
+        found: torch.Tensor = torch.linalg.vector_norm(torch.stack(every))
+        return found
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update this worker's rows of one optimizer's parameters, in place of its `step`."""
+        number, pieces = self.optimizers.index(optimizer), self._own_pieces()
+        groups = {
+            id(parameter): group
+            for group, options in enumerate(optimizer.param_groups)
+            for parameter in options["params"]
+        }
+        trained = (each for each in self.parameters if each.tensor.requires_grad)
+        work = [
+            Work(number, groups[id(each.tensor)], pieces[each.position], shadow.detach(), shadow.grad)
+            for each, shadow in zip(trained, self.shadows, strict=True)
+            if id(each.tensor) in groups and shadow.numel() and shadow.grad is not None
+        ]
+        update(optimizer, optimizer.param_groups, work)
+
+    def committed(self, step: int) -> None:
+        """End a step, whose update has been made."""
+        self._step, self._others, self.whole_at = step, [], None
+        for each in self.shadows:
+            each.grad = None
+
+    def given_up(self) -> None:
+        """Forget the step in progress."""
+        self.wish = Whole.NOT
+        self.reset()
+        for each in self.shadows:
+            each.grad = None
+
+    # -- the whole state
+
+    def assemble(self, communicator: Communicator, finished: bool, leads: bool) -> Whole:
+        """Send this worker's rows to the workers that want the whole state; if the job is over, the parameters to all.
+
+        As `DividedState.assemble`.
+        """
+        wanted = (finished and leads) or self.wish is not Whole.NOT
+        self.wish = Whole.NOT
+        if communicator.size == 1:
+            self.whole_at, self.over = self._step, finished
+            return Whole.TO_END
+        greatest = Whole.TO_END if finished else self.greatest_wish
+        if greatest is Whole.NOT:
+            return greatest
+        try:
+            payloads = exchange(communicator, {"wants": wanted})
+            self._send_rows(communicator, [each["wants"] for each in payloads], finished)
+        except CommunicatorBroken:  # the next step raises it again
+            return Whole.NOT
+        if wanted:
+            self.whole_at = self._step
+        return greatest
+
+    def to_save(self, value: Any) -> Any:
+        """Return a value with plain tensors in place of the parameters. Raises UserError before the training is over."""
+        return without_parts(value, self.over)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether this worker has a part of the parameters only."""
+        return not self.over and self._division is not None and len({each.owner for each in self._division.owners}) > 1
+
+    def gather(self, communicator: Communicator) -> None:
+        """Let every worker have all parameters, when the training is over. A collective. Raises CommunicatorBroken."""
+        if self.is_divided:
+            self._send_rows(communicator, [False] * communicator.size, True)
+        self.over = True
+
+    def _send_rows(self, communicator: Communicator, wants: Sequence[bool], over: bool) -> None:
+        """Send all rows to the ranks that want them. over: the parameters' alone to the others, which then have all of them."""
+        outgoing = [
+            (rank, piece if wants[rank] else Piece(piece.interval, {VALUES: piece.state[VALUES]}))
+            for rank in range(communicator.size)
+            if rank != communicator.rank and (wants[rank] or over)
+            for piece in self._with_values()
+            if piece.interval.size
+        ]
+        received = trade(communicator, outgoing, [self._device] * len(self.parameters), host=True)
+        self._others = received if wants[communicator.rank] else []
+        if not over:
+            return
+        own = self._with_values()
+        whole = [
+            self._composed(each, each.span, [Piece(piece.interval, {VALUES: piece.state[VALUES]})], _values(received))
+            for each, piece in zip(self.parameters, own, strict=True)
+        ]
+        self.reset()
+        for layer in self.layers:
+            layer.place(
+                alone(self._device),
+                [whole[each.position].state[VALUES].to(self._device) for each in layer.parameters],
+            )
+        self.over = True
+        self._cast_shadows()
+
+    @contextmanager
+    def whole(self) -> Iterator[frozenset[int]]:
+        """Give the optimizers and the state's tensors, within the context, the whole state of the last applied step.
+
+        Yields addresses of tensors that are in the host's memory and belong to an accelerator. Raises UserError if the whole state
+        is not on this worker.
+        """
+        if self.whole_at is None or self.whole_at != self._step:
+            raise UserError(f"the state of step {self._step}, divided by fully_shard, is not on this worker")
+        optimizer_of = {
+            id(parameter): each for each in self.optimizers for group in each.param_groups for parameter in group["params"]
+        }
+        stand_ins: dict[int, torch.Tensor] = {}
+        try:
+            for each, piece in zip(self.parameters, self._own_pieces(), strict=True):
+                interval = piece.interval
+                values = each.local[interval.begin : interval.end] if self.over else each.local
+                own = [on_host(Piece(interval, {**piece.state, VALUES: values}))] if interval.size else []
+                whole = self._composed(each, each.span, own, self._others)
+                stand_ins[each.position] = whole.state.pop(VALUES).view(each.shape)
+                state = to_whole(stand_ins[each.position], whole)
+                if state and id(each.tensor) in optimizer_of:
+                    optimizer_of[id(each.tensor)].state[each.tensor] = state
+            self._stand_ins = stand_ins
+            yield frozenset()
+        finally:
+            self._stand_ins = None
+            for optimizer in self.optimizers:
+                optimizer.state.clear()
+
+    # -- in band
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        """Return this worker's wish for the whole state after the step."""
+        return (int(self.wish),)
+
+    def wants(self, part: Part) -> bool:
+        """Return False: the number is enough."""
+        return False
+
+    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
+        """Take note of the greatest wish."""
+        self.greatest_wish = Whole(greatest[0])
+        return False
+
+    def payload(self, part: Part) -> Any:
+        """Return nothing."""
+        return None
+
+    def read(self, part: Part, payloads: Sequence[Any]) -> None:
+        """Read nothing."""
+
+
+def _plain_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state of a whole parameter with plain tensors."""
+    return {key: value._local_tensor if isinstance(value, DTensor) else value for key, value in state.items()}
+
+
+def _values(pieces: Sequence[Piece]) -> list[Piece]:
+    return [Piece(each.interval, {VALUES: each.state[VALUES]}) for each in pieces]
