@@ -67,7 +67,7 @@ class FullySharded:
         self._begins = True  # the generation's first step has not begun
         self._division: Division | None = None
         self._sole: str | None = None  # without a division: the worker with the whole state
-        self._pieces: list[Piece] | None = None  # of the optimizers' state; None: it is the optimizers' own, and whole
+        self._pieces = self._taken_from_optimizers()  # of the optimizers' state, by the parameters' positions
         self._step = NO_STATE  # the applied step of which this worker has its rows
         self._stand_ins: dict[int, torch.Tensor] | None = None  # whole parameters, by position; None: there are none
         self._others: list[Piece] = []  # other workers' rows, where this worker wants the whole state
@@ -140,7 +140,7 @@ class FullySharded:
 
     def header_came(self, values: Mapping[str, Any], applied: int) -> None:
         """Take note of the division of the state after the step `applied`, which this worker receives."""
-        self._step, self._pieces = NO_STATE, None
+        self._step = NO_STATE
         self._division, self._sole = None, None
         if values.get("over"):
             self.over = True
@@ -159,7 +159,7 @@ class FullySharded:
                 [found[each.position].reshape(-1).to(each.local) for each in layer.parameters],
             )
         self._division, self._sole = None, self._workers[self._rank]
-        self._pieces, self._step = None, applied
+        self._pieces, self._step = self._taken_from_optimizers(), applied
 
     # -- a step
 
@@ -246,8 +246,6 @@ class FullySharded:
         self._division, self._sole = division, None
         values = [each.state.pop(VALUES) for each in pieces]
         self._pieces = pieces
-        for each in self.optimizers:
-            each.state.clear()
         self.reset()
         if mesh_info is not None:
             for layer in self.layers:
@@ -270,22 +268,22 @@ class FullySharded:
 
     def _with_values(self) -> list[Piece]:
         """Return this worker's rows and their optimizer state, by the parameters' positions."""
-        pieces = self._own_pieces()
         return [
             Piece(piece.interval, {**piece.state, VALUES: each.local})
-            for each, piece in zip(self.parameters, pieces, strict=True)
+            for each, piece in zip(self.parameters, self._pieces, strict=True)
         ]
 
-    def _own_pieces(self) -> list[Piece]:
-        if self._pieces is None:  # the whole state, in the optimizers
-            states: dict[int, Mapping[str, Any]] = {
-                id(parameter): state for each in self.optimizers for parameter, state in each.state.items()
-            }
-            self._pieces = [
-                of_whole(each.local.view(each.shape), each.span, _plain_tensors(states.get(id(each.tensor), {})))
-                for each in self.parameters
-            ]
-        return self._pieces
+    def _taken_from_optimizers(self) -> list[Piece]:
+        """Return the optimizers' whole state, which is taken out of them."""
+        states: dict[int, Mapping[str, Any]] = {
+            id(parameter): state for each in self.optimizers for parameter, state in each.state.items()
+        }
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+        return [
+            of_whole(each.local.view(each.shape), each.span, _plain_tensors(states.get(id(each.tensor), {})))
+            for each in self.parameters
+        ]
 
     # -- the update
 
@@ -299,7 +297,7 @@ class FullySharded:
 
         A collective. Raises CommunicatorBroken.
         """
-        size, own = communicator.size, self._own_pieces()
+        size, own = communicator.size, self._pieces
         rows = (each for each in self.parameters if each.tensor.requires_grad)
         gradients = {each.position: shadow.grad for each, shadow in zip(rows, self.shadows, strict=True)}
         trained = [each for each in self._in_order if each.tensor.requires_grad]
@@ -327,7 +325,7 @@ class FullySharded:
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Update this worker's rows of one optimizer's parameters, in place of its `step`."""
-        number, pieces = self.optimizers.index(optimizer), self._own_pieces()
+        number, pieces = self.optimizers.index(optimizer), self._pieces
         groups = {
             id(parameter): group
             for group, options in enumerate(optimizer.param_groups)
@@ -434,7 +432,7 @@ class FullySharded:
         }
         stand_ins: dict[int, torch.Tensor] = {}
         try:
-            for each, piece in zip(self.parameters, self._own_pieces(), strict=True):
+            for each, piece in zip(self.parameters, self._pieces, strict=True):
                 interval = piece.interval
                 values = each.local[interval.begin : interval.end] if self.over else each.local
                 own = [on_host(Piece(interval, {**piece.state, VALUES: values}))] if interval.size else []
