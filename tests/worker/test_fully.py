@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.worker.ranks import ALONE, Ranks, also
 
@@ -29,3 +31,33 @@ def test_the_number_of_workers_changes_no_bit(ranks: Ranks, case: str, workers: 
 @pytest.mark.parametrize("case", CASES)
 def test_resizes_change_no_bit(ranks: Ranks, case: str) -> None:
     assert divided(ranks, case, RESIZED) == expected(ranks, case)
+
+
+AT_EPOCHS = [[0, [0, 1]], [5, [0, 1, 2]], [6, [0, 2]], [12, [0, 2, 3]], [17, [3, 2]], [18, [3, 2, 4]], [23, [2, 5]]]
+
+
+def test_resizes_at_the_ends_of_epochs_change_no_bit(ranks: Ranks) -> None:
+    assert divided(ranks, "transformer", AT_EPOCHS) == expected(ranks, "transformer")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("transformer", 3), ("transformer", 2)),
+        (("transformer", 2), ("transformer_whole", 1)),
+        *also((("transformer_whole", 2), ("transformer", 3)), (("state_from_before", 3), ("state_from_before", 1))),
+    ],
+)
+def test_a_checkpoint_has_the_whole_state_whoever_reads_it(
+    ranks: Ranks, tmp_path: Path, first: tuple[str, int], second: tuple[str, int]
+) -> None:
+    case = first[0].removesuffix("_whole")
+    divided(ranks, first[0], [[0, [*range(first[1])]]], checkpoints=str(tmp_path))
+    written = sorted(tmp_path.glob("*step-*.pt"))
+    for path in written[4:]:
+        path.unlink()
+    kept = torch.load(written[3], weights_only=True)["header"]
+    assert len(kept["optimizers"][0]["states"]) >= 8
+    again = divided(ranks, second[0], [[0, [*range(second[1])]]], checkpoints=str(tmp_path))
+    assert again == expected(ranks, case)
+    assert sorted(tmp_path.glob("*step-*.pt"))[3] == written[3], "the job has begun anew"
