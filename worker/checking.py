@@ -26,10 +26,17 @@ _TWO_POINTS = (("first_step", "second_step"), ("ascent_step", "descent_step"))  
 
 
 def is_under_fully_shard(model: Any) -> bool:
-    """Return whether the script has applied `fully_shard` (FSDP2) to a model or a part of it. Loads no code of torch's."""
+    """Return whether the script has applied `fully_shard` (FSDP2) to a model or a part of it.
+
+    Loads no code of torch's.
+    """
     loaded = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(loaded, "FSDPModule", None)
-    return kind is not None and isinstance(model, torch.nn.Module) and any(isinstance(each, kind) for each in model.modules())
+    return (
+        kind is not None
+        and isinstance(model, torch.nn.Module)
+        and any(isinstance(each, kind) for each in model.modules())
+    )
 
 
 def check_model(model: Any) -> None:
@@ -53,7 +60,8 @@ def check_model(model: Any) -> None:
         )
     if wrapped == "FullyShardedDataParallel":
         raise UserError(
-            f"the model is wrapped in {wrapped}: give the plain model, or call fully_shard(layer, mesh=run.mesh()), which is FSDP2"
+            f"the model is wrapped in {wrapped}: give the plain model, or call fully_shard(layer, mesh=run.mesh()), "
+            "which is FSDP2"
         )
     divided = is_under_fully_shard(model)
     for name, parameter in model.named_parameters():

@@ -96,7 +96,9 @@ class Arrived:
     state_bytes: int = 0  # approximate size of a checkpoint in bytes
     proves: bool = False  # new workers are compared with the others before they host a virtual worker (`crosscheck`)
     divided: bool = False  # each worker has a part of the optimizer state (`sharding`)
-    together: bool = False  # all members run all loop bodies together, also in a generation's first step (`fully_shard`)
+    together: bool = (
+        False  # all members run all loop bodies together, also in a generation's first step (`fully_shard`)
+    )
 
 
 @dataclass(frozen=True)

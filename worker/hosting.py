@@ -41,7 +41,9 @@ def consecutive(sizes: Sequence[int]) -> tuple[range, ...]:
 
 
 def interleaved(virtual_workers: int, workers: int) -> tuple[range, ...]:
-    """Return the virtual workers of each rank, where all ranks compute neighbouring ones at the same time (`fully_shard`)."""
+    """Return the virtual workers of each rank, where all ranks compute neighbouring ones at the same time
+    (`fully_shard`).
+    """
     return tuple(range(rank, virtual_workers, workers) for rank in range(workers))
 
 

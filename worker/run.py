@@ -443,7 +443,9 @@ class Run(Collectives):
         recipe = replace(self._recipe(overlap, normalize, updates), gathers=gathers)
         if not is_under_fully_shard(model):
             return recipe
-        return replace(recipe, comparing=replace(recipe.comparing, tensors=False))  # no other worker has the same tensors
+        return replace(
+            recipe, comparing=replace(recipe.comparing, tensors=False)
+        )  # no other worker has the same tensors
 
     def _recipe(self, overlap: bool, normalize: str | None, updates: Updates) -> Recipe:
         env = self._env

@@ -201,8 +201,8 @@ class Stepping:
         )
         if self._sharded is not None:
             self.clip_calls.refuses = (
-                "clip_grad_norm_() was called in a loop body, and with fully_shard no worker has a micro-batch's gradient, of which "
-                "the call returns the norm: write run.clip(1.0), or prepare(…, max_grad_norm=1.0)"
+                "clip_grad_norm_() was called in a loop body, and with fully_shard no worker has a micro-batch's "
+                "gradient, of which the call returns the norm: write run.clip(1.0), or prepare(…, max_grad_norm=1.0)"
             )
 
     def _new_lanes(self, lost: Callable[[str], NoReturn]) -> Any:

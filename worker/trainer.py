@@ -353,8 +353,8 @@ class Trainer:
         following.find(frame)
         if self.sharded is not None and (following.averages or following.beside):
             raise UserError(
-                "the script has an averaged model, or trains parameters beside the model's: with fully_shard the model's parameters "
-                "alone are divided. Leave one of them out"
+                "the script has an averaged model, or trains parameters beside the model's: with fully_shard the "
+                "model's parameters alone are divided. Leave one of them out"
             )
         self.held.parts.follow(following.schedulers, following.averages, following.beside)
         self._mutation_guard.find(frame, is_local)
@@ -525,7 +525,9 @@ class Trainer:
                     f"run.steps() was called, and {why}, which needs {needs} over batches: `for x, y in batches:`"
                 )
         if self.sharded is not None:
-            raise UserError("the model is under fully_shard, which needs a loop over batches, and run.steps() was called")
+            raise UserError(
+                "the model is under fully_shard, which needs a loop over batches, and run.steps() was called"
+            )
         if self._growing is not None:
             raise UserError("the batch may grow (scaling), which needs a loop over batches, and run.steps() was called")
         if counts_epochs and self.script.at is ScriptAt.BETWEEN:
@@ -593,7 +595,9 @@ class Trainer:
                 self._save_last(self.saves, together, counts)
 
     def _gather_parameters(self) -> None:
-        """Let this worker have all parameters under `fully_shard`, if the script has ended the training by `break` or `run.stop()`."""
+        """Let this worker have all parameters under `fully_shard`, if the script has ended the training by `break` or
+        `run.stop()`.
+        """
         if self.sharded is None or self._entered is None:
             return
         try:

@@ -61,3 +61,13 @@ def test_a_checkpoint_has_the_whole_state_whoever_reads_it(
     again = divided(ranks, second[0], [[0, [*range(second[1])]]], checkpoints=str(tmp_path))
     assert again == expected(ranks, case)
     assert sorted(tmp_path.glob("*step-*.pt"))[3] == written[3], "the job has begun anew"
+
+
+def test_a_state_is_written_whole_by_a_worker_that_takes_over_rows_behind_the_same_step(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """A checkpoint is due behind each step: the leader has all rows when workers leave."""
+    leaving = [[0, [0, 1, 2]], [4, [0, 1]], [9, [0]], [12, [0, 3, 4]], [15, [0, 4]]]
+    assert divided(ranks, "transformer", leaving, checkpoints=str(tmp_path)) == expected(ranks, "transformer")
+    kept = [int(path.stem.rpartition("-")[2]) for path in tmp_path.glob("*step-*.pt")]
+    assert {3, 8, 14} & set(kept), "one of these was written by a worker that has taken over rows"

@@ -83,8 +83,8 @@ class Update:
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
         divide(parameters, scale.micro_batches, items)
-        if (norm := self.clipping.apply(parameters, norm)) is not None:
-            results.measured(norm)
+        if (before := self.clipping.apply(parameters, norm)) is not None:
+            results.measured(before)
         if self._before_update is not None:
             self._before_update()
 
@@ -196,8 +196,8 @@ class ElasticOptimizer(torch.optim.Optimizer):
     def _refuse_divided(self, call: str) -> None:
         if self._act.divided:
             raise UserError(
-                f"optimizer.{call} was called, and each worker has a part of the state (sharding: optimizer, or fully_shard): "
-                "`elasticctl export` writes it from the job's checkpoints"
+                f"optimizer.{call} was called, and each worker has a part of the state (sharding: optimizer, or "
+                "fully_shard): `elasticctl export` writes it from the job's checkpoints"
             )
 
 

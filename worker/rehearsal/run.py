@@ -80,7 +80,10 @@ class Rehearsed(Run):
 
     def mesh(self) -> Any:
         """Refuse a script that divides its parameters: a rehearsed loss takes parts of them along. Raises UserError."""
-        raise UserError("`elasticctl check` cannot rehearse fully_shard, with which a lost worker costs the steps since a checkpoint")
+        raise UserError(
+            "`elasticctl check` cannot rehearse fully_shard, with which a lost worker costs the steps since a "
+            "checkpoint"
+        )
 
     def saw(self, fact: Event) -> None:
         """Take note of a fact of the training thread, and end the trial when its time is up."""

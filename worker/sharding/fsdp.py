@@ -1,10 +1,13 @@
-"""The layers to which a script has applied `fully_shard` (PyTorch's FSDP2): checks, and this worker's part of each parameter.
+"""The layers to which a script has applied `fully_shard` (PyTorch's FSDP2): checks, and this worker's part of each
+parameter.
 
-A script applies `fully_shard` with a mesh of one worker, `run.mesh()`, so that each parameter is a DTensor of which this worker has
-all rows. `Layer.place` gives the same objects a mesh of several workers and this worker's rows: FSDP then gathers and frees the
-layer around its use. The parameters stay the same objects, since the optimizer refers to them.
+A script applies `fully_shard` with a mesh of one worker, `run.mesh()`, so that each parameter is a DTensor of which
+this worker has all rows. `Layer.place` gives the same objects a mesh of several workers and this worker's rows: FSDP
+then gathers and frees the layer around its use. The parameters stay the same objects, since the optimizer refers to
+them.
 
-FSDP keeps the numbers that it needs in private attributes. Those set here are of torch 2.13; `check` refuses a version without them.
+FSDP keeps the numbers that it needs in private attributes. Those set here are of torch 2.13; `check` refuses a version
+without them.
 """
 
 from __future__ import annotations
@@ -71,7 +74,9 @@ class Parameter:
         return Interval(self.position, 0, self.shape.numel())
 
     def rows(self, rank: int, size: int) -> Interval:
-        """Return the place of the elements that a rank of `size` workers has: FSDP cuts the first dimension by torch.chunk."""
+        """Return the place of the elements that a rank of `size` workers has: FSDP cuts the first dimension by
+        torch.chunk.
+        """
         rows = -(-self.shape[0] // size)
         begin, end = (min(each, self.shape[0]) * self._row for each in (rank * rows, (rank + 1) * rows))
         return Interval(self.position, begin, end)
@@ -168,7 +173,9 @@ def states_of(model: torch.nn.Module) -> list[Any]:
 
 
 def reset(states: Sequence[Any]) -> None:
-    """End FSDP's work for a loop body, wherever it is: modules have this worker's parts again, and nothing is in flight."""
+    """End FSDP's work for a loop body, wherever it is: modules have this worker's parts again, and nothing is in
+    flight.
+    """
     for state in states:
         if state._is_root:
             state._reset_iter_state()
@@ -177,7 +184,8 @@ def reset(states: Sequence[Any]) -> None:
 def layers_of(model: torch.nn.Module, mesh: Mesh | None) -> list[Layer]:
     """Return the layers to which the script has applied `fully_shard`, in the model's order.
 
-    mesh: the result of `run.mesh()`; None: the script has not called it. Raises UserError, naming what is not supported.
+    mesh: the result of `run.mesh()`; None: the script has not called it. Raises UserError, naming what is not
+    supported.
     """
     states = states_of(model)
     found: list[Layer] = []
@@ -207,7 +215,10 @@ def _check_group(group: Any, mesh: Mesh | None) -> None:
     policy, comm = group.mp_policy, type(group._all_gather_comm).__name__
     of_torch = {"DefaultAllGather", "DefaultReduceScatter"}
     for wrong, text in (
-        (group.mesh_info.mesh.ndim != 1, "a mesh of two dimensions (HSDP): an elastic job divides over all its workers"),
+        (
+            group.mesh_info.mesh.ndim != 1,
+            "a mesh of two dimensions (HSDP): an elastic job divides over all its workers",
+        ),
         (
             mesh is None or group.mesh_info.mesh is not mesh,
             "another mesh than run.mesh(), which follows the job's workers: fully_shard(layer, mesh=run.mesh())",
@@ -240,13 +251,14 @@ def _check_all_found(model: torch.nn.Module, layers: Sequence[Layer]) -> None:
     for name, parameter in model.named_parameters():
         if id(parameter) not in known:
             raise UserError(
-                f"the parameter {name} is not under fully_shard: call fully_shard(model, mesh=run.mesh()) behind those of its "
-                "layers, without ignored_params"
+                f"the parameter {name} is not under fully_shard: call fully_shard(model, mesh=run.mesh()) behind those "
+                "of its layers, without ignored_params"
             )
         if parameter.dtype not in KINDS:
             raise UserError(
-                f"the parameter {name} is of type {parameter.dtype}: under fully_shard parameters are float32 or float64, since "
-                "shorter ones are rounded in an order that depends on where they are cut. Use torch.autocast in the loop body"
+                f"the parameter {name} is of type {parameter.dtype}: under fully_shard parameters are float32 or "
+                "float64, since shorter ones are rounded in an order that depends on where they are cut. Use "
+                "torch.autocast in the loop body"
             )
         if not parameter.numel():
             raise UserError(f"the parameter {name} has no elements, which fully_shard cannot divide: leave it out")
@@ -255,23 +267,25 @@ def _check_all_found(model: torch.nn.Module, layers: Sequence[Layer]) -> None:
     for name, module in model.named_modules():
         if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
             raise UserError(
-                f"{name or 'the model'} is compiled: torch.compile has not been tried with fully_shard in an elastic job"
+                f"{name or 'the model'} is compiled: torch.compile has not been tried with fully_shard in an elastic "
+                "job"
             )
 
 
 def without_parts(value: Any, whole: bool) -> Any:
     """Return a value to be saved, with plain tensors in place of the parameters under `fully_shard`.
 
-    value: as of `state_dict`: mappings, lists and tuples. whole: this worker has all of each parameter. Raises UserError if it has
-    not.
+    value: as of `state_dict`: mappings, lists and tuples. whole: this worker has all of each parameter. Raises
+    UserError if it has not.
     """
     if isinstance(value, DTensor):
         if not whole:
             raise UserError(
-                "run.save() was called in the loop for parameters under fully_shard, of which each worker has a part there: "
-                "call it after the loop. `elasticctl export` writes the job's checkpoints"
+                "run.save() was called in the loop for parameters under fully_shard, of which each worker has a part "
+                "there: call it after the loop. `elasticctl export` writes the job's checkpoints"
             )
-        return value.detach()._local_tensor
+        tensor: Any = value.detach()
+        return tensor._local_tensor
     if isinstance(value, dict):
         found = type(value)() if type(value).__name__ == "OrderedDict" else {}
         found.update((key, without_parts(each, whole)) for key, each in value.items())

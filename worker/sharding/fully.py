@@ -1,18 +1,21 @@
-"""Parameters, gradients and optimizer state that are divided among a job's workers by `fully_shard`, for the training thread.
+"""Parameters, gradients and optimizer state that are divided among a job's workers by `fully_shard`, for the training
+thread.
 
-Each worker has some rows of each parameter, as FSDP2 cuts them for the present number of workers, and the optimizers' state of
-these rows. No other worker has them.
+Each worker has some rows of each parameter, as FSDP2 cuts them for the present number of workers, and the optimizers'
+state of these rows. No other worker has them.
 
-*Changes of the workers.* In a generation's first step, before any loop body, all members send each other the rows that the new
-cut assigns to them (`begin_step`), and go on with them when all have confirmed that everything has arrived. Workers that are going
-to leave send their rows to those that stay, behind their last update (`hand_over`). Rows that are lost with a worker are nowhere
-else: then all workers end, and the job goes on from its last checkpoint (StateLost).
+*Changes of the workers.* In a generation's first step, before any loop body, all members send each other the rows that
+the new cut assigns to them (`begin_step`), and go on with them when all have confirmed that everything has arrived.
+Workers that are going to leave send their rows to those that stay, behind their last update (`hand_over`). Rows that
+are lost with a worker are nowhere else: then all workers end, and the job goes on from its last checkpoint (StateLost).
 
-*Checkpoints are whole*, in the format without division. A worker that is going to save gets all rows (`assemble`), in the host's
-memory. After the job's last step every worker gets all parameters (`gather`), so that code behind the loop finds a whole model.
+*Checkpoints are whole*, in the format without division. A worker that is going to save gets all rows (`assemble`), in
+the host's memory. After the job's last step every worker gets all parameters (`gather`), so that code behind the loop
+finds a whole model.
 
-*Updates* are made from this worker's rows alone, as for a divided optimizer state (`pieces.update`). For clipping, the norm of
-each parameter's gradient is computed by one worker that has received all of its rows: a norm of parts would have other bits.
+*Updates* are made from this worker's rows alone, as for a divided optimizer state (`pieces.update`). For clipping, the
+norm of each parameter's gradient is computed by one worker that has received all of its rows: a norm of parts would
+have other bits.
 """
 
 from __future__ import annotations
@@ -41,13 +44,19 @@ NO_STATE = -2  # the step of whose state a new worker has pieces
 
 
 class FullySharded:
-    """The parameters and the optimizers' state of a job of which each worker has a part. A participant in a step's exchange."""
+    """The parameters and the optimizers' state of a job of which each worker has a part.
+
+    A participant in a step's exchange.
+    """
 
     name = "divided state"
     slots = 1
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh | None, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """mesh: that of `run.mesh()`; None: the script has not called it. Raises UserError for what is not supported."""
+        """mesh: that of `run.mesh()`; None: the script has not called it.
+
+        Raises UserError for what is not supported.
+        """
         self.layers = layers_of(model, mesh)
         self._states = states_of(model)
         self.parameters: list[Parameter] = [each for layer in self.layers for each in layer.parameters]
@@ -72,7 +81,9 @@ class FullySharded:
         self._stand_ins: dict[int, torch.Tensor] | None = None  # whole parameters, by position; None: there are none
         self._others: list[Piece] = []  # other workers' rows, where this worker wants the whole state
         self._rounds: Rounds | None = None
-        self.shadows: list[torch.nn.Parameter] = []  # this worker's rows of the trained parameters, with their gradients
+        self.shadows: list[
+            torch.nn.Parameter
+        ] = []  # this worker's rows of the trained parameters, with their gradients
 
     def rounds(
         self,
@@ -134,8 +145,8 @@ class FullySharded:
         gone = owners - {worker for position, worker in enumerate(workers) if position not in joiners}
         if gone:
             raise StateLost(
-                f"the rows of parameters under fully_shard that {', '.join(sorted(gone))} had are lost: the job goes on from its "
-                "last checkpoint"
+                f"the rows of parameters under fully_shard that {', '.join(sorted(gone))} had are lost: the job goes "
+                "on from its last checkpoint"
             )
 
     def header_came(self, values: Mapping[str, Any], applied: int) -> None:
@@ -150,7 +161,9 @@ class FullySharded:
             self._sole = values["sole"]
 
     def take_whole(self, applied: int) -> None:
-        """Take the whole state from the stand-ins and the optimizers, into which it was loaded: that after the step `applied`."""
+        """Take the whole state from the stand-ins and the optimizers, into which it was loaded: that after the step
+        `applied`.
+        """
         assert self._stand_ins is not None
         found, self._stand_ins = self._stand_ins, None
         for layer in self.layers:
@@ -164,16 +177,17 @@ class FullySharded:
     # -- a step
 
     def begin_step(self, communicator: Communicator, applied: int) -> None:
-        """Before a step's loop bodies: check that the same parameters are trained, and divide anew if the workers have changed.
+        """Before a step's loop bodies: check that the same parameters are trained, and divide anew if the workers have
+        changed.
 
-        applied: the last applied step. A collective in a generation's first step. Raises CommunicatorBroken, with nothing changed;
-        StateLost, on all workers; UserError.
+        applied: the last applied step. A collective in a generation's first step. Raises CommunicatorBroken, with
+        nothing changed; StateLost, on all workers; UserError.
         """
         check_hooks(self.optimizers, "fully_shard")
         if [each.tensor.requires_grad for each in self.parameters] != self._trained:
             raise UserError(
-                "fully_shard divides the parameters that prepare() has found trained, and this step trains others: leave it out for "
-                "a model of which parts are frozen or added while it trains"
+                "fully_shard divides the parameters that prepare() has found trained, and this step trains others: "
+                "leave it out for a model of which parts are frozen or added while it trains"
             )
         if not self._begins:
             return
@@ -233,13 +247,14 @@ class FullySharded:
         communicator.wait(communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))  # all have everything
         self._hold(target, pieces, info(self._device.type, rank, size) if rank is not None else None)
 
-    def _composed(
-        self, parameter: Parameter, span: Interval, own: Sequence[Piece], received: Sequence[Piece]
-    ) -> Piece:
+    def _composed(self, parameter: Parameter, span: Interval, own: Sequence[Piece], received: Sequence[Piece]) -> Piece:
         if not span.size:
             return Piece(span, {VALUES: parameter.local.new_empty(0)})
         mine = [cut(each, part) for each in own if (part := common(each.interval, span)) is not None]
-        return compose(span, [*mine, *(each for each in received if each.interval.flat == parameter.position)])
+        others = [each for each in received if each.interval.flat == parameter.position]
+        for each in mine:  # rows that were handed over since others' rows have come are among both
+            others = [rest for other in others for rest in _outside(other, each.interval)]
+        return compose(span, [*mine, *others])
 
     def _hold(self, division: Division, pieces: list[Piece], mesh_info: Any) -> None:
         """Go on with these rows. mesh_info: None: this worker leaves."""
@@ -377,7 +392,10 @@ class FullySharded:
         return greatest
 
     def to_save(self, value: Any) -> Any:
-        """Return a value with plain tensors in place of the parameters. Raises UserError before the training is over."""
+        """Return a value with plain tensors in place of the parameters.
+
+        Raises UserError before the training is over.
+        """
         return without_parts(value, self.over)
 
     @property
@@ -392,7 +410,10 @@ class FullySharded:
         self.over = True
 
     def _send_rows(self, communicator: Communicator, wants: Sequence[bool], over: bool) -> None:
-        """Send all rows to the ranks that want them. over: the parameters' alone to the others, which then have all of them."""
+        """Send all rows to the ranks that want them.
+
+        over: the parameters' alone to the others, which then have all of them.
+        """
         outgoing = [
             (rank, piece if wants[rank] else Piece(piece.interval, {VALUES: piece.state[VALUES]}))
             for rank in range(communicator.size)
@@ -422,13 +443,16 @@ class FullySharded:
     def whole(self) -> Iterator[frozenset[int]]:
         """Give the optimizers and the state's tensors, within the context, the whole state of the last applied step.
 
-        Yields addresses of tensors that are in the host's memory and belong to an accelerator. Raises UserError if the whole state
-        is not on this worker.
+        Yields addresses of tensors that are in the host's memory and belong to an accelerator. Raises UserError if the
+        whole state is not on this worker.
         """
         if self.whole_at is None or self.whole_at != self._step:
             raise UserError(f"the state of step {self._step}, divided by fully_shard, is not on this worker")
         optimizer_of = {
-            id(parameter): each for each in self.optimizers for group in each.param_groups for parameter in group["params"]
+            id(parameter): each
+            for each in self.optimizers
+            for group in each.param_groups
+            for parameter in group["params"]
         }
         stand_ins: dict[int, torch.Tensor] = {}
         try:
@@ -474,6 +498,14 @@ class FullySharded:
 def _plain_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state of a whole parameter with plain tensors."""
     return {key: value._local_tensor if isinstance(value, DTensor) else value for key, value in state.items()}
+
+
+def _outside(piece: Piece, interval: Interval) -> list[Piece]:
+    """Return the parts of a piece before and behind an interval of the same parameter."""
+    whole = piece.interval
+    before = Interval(whole.flat, whole.begin, min(whole.end, interval.begin))
+    behind = Interval(whole.flat, max(whole.begin, interval.end), whole.end)
+    return [cut(piece, each) for each in (before, behind) if each.size > 0]
 
 
 def _values(pieces: Sequence[Piece]) -> list[Piece]:

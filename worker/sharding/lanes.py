@@ -1,4 +1,6 @@
-"""Stands for `gradients.lanes` in a job whose parameters are divided by `fully_shard`: there is one update, of this worker's rows."""
+"""Stands for `gradients.lanes` in a job whose parameters are divided by `fully_shard`: there is one update, of this
+worker's rows.
+"""
 
 from __future__ import annotations
 

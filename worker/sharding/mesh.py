@@ -1,8 +1,10 @@
-"""The DeviceMesh that a script passes to `fully_shard`: this worker alone, or the workers that have parts of the parameters.
+"""The DeviceMesh that a script passes to `fully_shard`: this worker alone, or the workers that have parts of the
+parameters.
 
-PyTorch's FSDP2 reads sizes and ranks from a mesh, and calls its process group for collectives. The process groups of an elastic
-job change with its workers, and each wait on one of them must end when a worker is lost. So this mesh has no process group: FSDP's
-collectives go through the runtime's communicator (`rounds`), and any other collective on the mesh is an error.
+PyTorch's FSDP2 reads sizes and ranks from a mesh, and calls its process group for collectives. The process groups of an
+elastic job change with its workers, and each wait on one of them must end when a worker is lost. So this mesh has no
+process group: FSDP's collectives go through the runtime's communicator (`rounds`), and any other collective on the mesh
+is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from ...protocol.errors import UserError
 
 # Found in torch's error when a script calls a collective on the mesh, such as DTensor.full_tensor().
-NO_GROUP = "of run.mesh(), on which only fully_shard communicates: an elastic job's parameters are gathered by run.save()"
+NO_GROUP = (
+    "of run.mesh(), on which only fully_shard communicates: an elastic job's parameters are gathered by run.save()"
+)
 
 
 class Members:
@@ -37,7 +41,8 @@ class Mesh(DeviceMesh):
 
     def __init__(self, device_type: str, rank: int = 0, size: int = 1) -> None:
         super().__init__(device_type, torch.arange(size), _init_backend=False, _rank=rank)
-        self._dim_group_names = [NO_GROUP]
+        names: Any = [NO_GROUP]
+        self._dim_group_names = names
         self._members = Members(rank, size)
 
     def get_group(self, mesh_dim: int | str | None = None) -> Any:

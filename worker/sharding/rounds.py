@@ -1,17 +1,20 @@
-"""The gradient of a step whose parameters are divided by `fully_shard`, with the bits of one worker that has all of them.
+"""The gradient of a step whose parameters are divided by `fully_shard`, with the bits of one worker that has all of
+them.
 
-All workers run their loop bodies together, since each layer is gathered from all of them. In round j the worker of rank r runs the
-body of virtual worker j W + r (W: number of workers), so a round has neighbouring leaves of the canonical tree (`gradients.
-reduction`). Where no such virtual worker has samples, a worker runs a body on a batch of virtual worker 0, without a leaf.
+All workers run their loop bodies together, since each layer is gathered from all of them. In round j the worker of rank
+r runs the body of virtual worker j W + r (W: number of workers), so a round has neighbouring leaves of the canonical
+tree (`gradients. reduction`). Where no such virtual worker has samples, a worker runs a body on a batch of virtual
+worker 0, without a leaf.
 
-FSDP calls `_Gather` to gather a layer, and `_Reduce` with a body's gradient of it. There each worker receives its rows of all
-workers' gradients, and adds them to its tree. So of a layer's gradient a worker keeps log2 N + 1 parts of 1/W each. With W = 1 FSDP
-calls no collective, and `_Taken` takes the gradient.
+FSDP calls `_Gather` to gather a layer, and `_Reduce` with a body's gradient of it. There each worker receives its rows
+of all workers' gradients, and adds them to its tree. So of a layer's gradient a worker keeps log2 N + 1 parts of 1/W
+each. With W = 1 FSDP calls no collective, and `_Taken` takes the gradient.
 
-Bodies that use layers in another order than on other workers would exchange wrong data, or wait for ever. Therefore the workers
-compare what each of them is about to do, before each collective and behind each body.
+Bodies that use layers in another order than on other workers would exchange wrong data, or wait for ever. Therefore the
+workers compare what each of them is about to do, before each collective and behind each body.
 
-A loop body cannot be interrupted and continued. If a worker is lost in it, its rows are lost anyway, and this process ends.
+A loop body cannot be interrupted and continued. If a worker is lost in it, its rows are lost anyway, and this process
+ends.
 """
 
 from __future__ import annotations
@@ -24,22 +27,24 @@ import torch
 
 from ...protocol.errors import UserError
 from ..communication.communicator import Communicator, CommunicatorBroken
-from ..gradients.layout import Gradient
 from ..gradients.reduction import TreeAccumulator, are_siblings
 from .fsdp import Layer, Parameter
 
 SEEN = (
-    "a gradient was read or changed between backward() and optimizer.step(), and under fully_shard no worker has it there. To clip "
-    "the step's gradient: run.clip(1.0), or prepare(…, max_grad_norm=1.0)"
+    "a gradient was read or changed between backward() and optimizer.step(), and under fully_shard no worker has it "
+    "there. To clip the step's gradient: run.clip(1.0), or prepare(…, max_grad_norm=1.0)"
 )
 UNLIKE = (
-    "loop bodies of one step have used the layers under fully_shard in different orders, or different ones: each layer is gathered "
-    "from all workers, so all bodies have to run the same layers, with one backward() each"
+    "loop bodies of one step have used the layers under fully_shard in different orders, or different ones: each layer "
+    "is gathered from all workers, so all bodies have to run the same layers, with one backward() each"
 )
 
 
 class Rounds:
-    """The loop bodies of a step, and the trees of their gradients. For one thread, and autograd's of its backward passes."""
+    """The loop bodies of a step, and the trees of their gradients.
+
+    For one thread, and autograd's of its backward passes.
+    """
 
     def __init__(
         self,
@@ -50,8 +55,8 @@ class Rounds:
         has_samples: Callable[[int], bool],
         lost: Callable[[str], NoReturn],
     ) -> None:
-        """reset: ends FSDP's work for a body. leaves: number of virtual workers. weight, has_samples: of a virtual worker in the step in progress. lost: ends this
-        process for a reason."""
+        """reset: ends FSDP's work for a body. leaves: number of virtual workers. weight, has_samples: of a virtual
+        worker in the step in progress. lost: ends this process for a reason."""
         self.layers = list(layers)
         self._reset = reset
         self.leaves = leaves
@@ -94,14 +99,19 @@ class Rounds:
     def body_begins(self) -> None:
         """Begin the next body of the step."""
         self._round += 1
-        self._reduced: dict[int, tuple[torch.Tensor, int]] = {}  # by layer: FSDP's gradient of this body, and its version
+        self._reduced: dict[
+            int, tuple[torch.Tensor, int]
+        ] = {}  # by layer: FSDP's gradient of this body, and its version
         for each in self.trained:
             each.tensor.grad = None
         self._versions = [each.version for layer in self.layers for each in layer.parameters]
         self.in_body = True
 
     def body_ends(self) -> None:
-        """End a body. Raises UserError if it has changed a gradient or a parameter, or has done other work than other bodies."""
+        """End a body.
+
+        Raises UserError if it has changed a gradient or a parameter, or has done other work than other bodies.
+        """
         self.in_body = False
         for layer in self.layers:
             if not layer.group.reduce_grads:
@@ -137,14 +147,18 @@ class Rounds:
                 raise UserError(SEEN)
 
     def total(self) -> list[torch.Tensor]:
-        """Return this worker's rows of the step's gradient, the mean over all virtual workers, for each trained parameter."""
+        """Return this worker's rows of the step's gradient, the mean over all virtual workers, for each trained
+        parameter.
+        """
         found: list[torch.Tensor] = []
         for layer, tree in zip(self.layers, self._trees, strict=True):
             done = (self._round + 1) * self._communicator.size
             for leaf in range(done, self.leaves):  # without samples, in a short step
                 tree.push(leaf, self._zeros(layer))
             (root,) = tree.nodes()
-            assert (root.lo, root.hi) == (0, self.leaves), f"the gradient of [{root.lo}, {root.hi}) is not that of a step"
+            assert (root.lo, root.hi) == (0, self.leaves), (
+                f"the gradient of [{root.lo}, {root.hi}) is not that of a step"
+            )
             flat = root.buffer
             if self.leaves > 1:
                 flat.div_(self.leaves)
@@ -193,8 +207,9 @@ class Rounds:
     def _take_note(self, layer: Layer) -> None:
         if layer.number in self._reduced:
             raise UserError(
-                "a layer under fully_shard was used twice in one loop body, or backward() was called twice: its gradient would be "
-                "added up in another order than without fully_shard. Call fully_shard on the module that calls the layer instead"
+                "a layer under fully_shard was used twice in one loop body, or backward() was called twice: its "
+                "gradient would be added up in another order than without fully_shard. Call fully_shard on the module "
+                "that calls the layer instead"
             )
 
     def _add(self, layer: Layer, leaves: Sequence[torch.Tensor | None]) -> None:
@@ -248,7 +263,9 @@ class _Memory:
 class _Gather(_Memory):
     """In place of FSDP's all-gather."""
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> None:
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> None:
         self.rounds.gather(self.layer, output_tensor, input_tensor)
 
 

@@ -268,7 +268,9 @@ class HeldState:
             self._save(save, counters)
         elif self.parts.divided.whole_at != save.step or self.interlude is not None:
             self._tell(
-                CheckpointFailed(save.number, "the state is divided among the workers, and not all of it is on this one")
+                CheckpointFailed(
+                    save.number, "the state is divided among the workers, and not all of it is on this one"
+                )
             )
         else:
             with self.parts.divided.whole() as staged:

@@ -67,8 +67,8 @@ class TrainingState:
         data: DataPosition | None = None,
         divided: DividedState | FullySharded | None = None,
     ) -> None:
-        """data: position in the data, if it does not follow from the step's number. divided: the optimizers' state, perhaps with
-        the parameters, if each worker has a part of it."""
+        """data: position in the data, if it does not follow from the step's number. divided: the optimizers' state,
+        perhaps with the parameters, if each worker has a part of it."""
         self.model = model
         # Modules with buffers: the model, and those that `follow` adds
         self.modules: list[tuple[str, torch.nn.Module]] = [("", model)]

@@ -41,13 +41,11 @@ class Generation:
         self.all_host = False  # every member computes its share of a step
         self._sizes: tuple[int, ...] = ()  # of the ranges from the next step on; empty: as they are
 
-    def enter(
-        self, roster: Roster, holders: tuple[WorkerId, ...], proves: bool = True, together: bool = False
-    ) -> bool:
+    def enter(self, roster: Roster, holders: tuple[WorkerId, ...], proves: bool = True, together: bool = False) -> bool:
         """Enter a generation.
 
-        Returns whether this worker has the state. proves: joining workers are compared with the holders. together: joining workers
-        compute in the first step, too, since all members run all loop bodies together.
+        Returns whether this worker has the state. proves: joining workers are compared with the holders. together:
+        joining workers compute in the first step, too, since all members run all loop bodies together.
         """
         self.roster, self.rank = roster, roster.rank(self._me)
         holds = [worker in holders for worker in roster.workers]

@@ -15,12 +15,12 @@ has proved itself counts as a holder, and only the state of a holder is saved.
 
 *First steps of a generation* (`generation`). Holders of the state compute, and send it to the joiners meanwhile. A joiner hosts
 no virtual worker, receives the state of the step before, and applies the same update. At the next boundary the registered values
-follow. (Where loop bodies run on all workers together, a joiner receives the state first, and computes with the others.) In the
-second step newcomers host no virtual worker either: each computes a micro-batch of a holder as well, and all
-compare the results (`crosscheck`). A newcomer that differs ends, and has changed nothing for the others. From the third step on
-all members host, or later if the comparison goes on. If no member has a state, the leader alone counts as the holder: it loads
-a checkpoint, or begins anew. It ends instead if the job is known to have a newer checkpoint than it finds, or if its initial
-values are gone.
+follow. (Where loop bodies run on all workers together, a joiner receives the state first, and computes with the
+others.) In the second step newcomers host no virtual worker either: each computes a micro-batch of a holder as well,
+and all compare the results (`crosscheck`). A newcomer that differs ends, and has changed nothing for the others. From
+the third step on all members host, or later if the comparison goes on. If no member has a state, the leader alone
+counts as the holder: it loads a checkpoint, or begins anew. It ends instead if the job is known to have a newer
+checkpoint than it finds, or if its initial values are gone.
 
 *A failure* takes nothing that has been applied. The thread gives up the step in progress and waits for the next generation.
 
