@@ -130,7 +130,9 @@ class Collectives(RunState):
         Call it in a function of `every`, on all workers alike, for example after a result of `evaluate` or `agree`.
         Raises UserError in the loop body.
         """
-        self._require_trainer("run.stop()").step_boundary.stop()
+        trainer = self._require_trainer("run.stop()")
+        trainer.step_boundary.stop()
+        trainer.gather_parameters()  # now, since workers may still join
 
     def local(self, *names: str) -> None:
         """Declare variables of the script that may differ between workers: `run.local("running_loss")`.

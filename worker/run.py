@@ -15,6 +15,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from torch.torch_version import TorchVersion
 
 from ..protocol.errors import UserError
 from ..protocol.limits import DEFAULT_MAX_FACTOR, DEFAULT_RAMP_STEPS
@@ -70,6 +71,7 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 Scheduler = torch.optim.lr_scheduler.LRScheduler
+LEAST_FOR_FSDP = "2.13"  # version of torch; `sharding.fsdp` sets private attributes of its FSDP2
 
 
 class Batches:
@@ -344,7 +346,7 @@ class Run(Collectives):
             check_divided(self._env.determinism, turns, self._scaler, before_update, gathers)
             divided = DividedState(optimizers)
         if is_under_fully_shard(model):
-            divided = self._sharded(model, optimizers, turns, before_update, gathers, scaling, feed)
+            divided = self._sharded(model, optimizers, turns, (before_update, after_update), gathers, scaling, feed)
         state = TrainingState(model, optimizers, schedulers, self._scaler, self._registered, feed.position, divided)
         if scheduler_frequency < 1:
             raise UserError(f"scheduler_frequency is {scheduler_frequency}; it must be at least 1")
@@ -398,6 +400,8 @@ class Run(Collectives):
         """
         if self._trainer is not None:
             raise UserError("run.mesh() was called after prepare(): call fully_shard before, and prepare() last")
+        if TorchVersion(torch.__version__) < LEAST_FOR_FSDP:
+            raise UserError(f"fully_shard in an elastic job needs torch {LEAST_FOR_FSDP}, and this is {torch.__version__}")
         if self._mesh is None:
             from .sharding.mesh import Mesh
 
@@ -409,19 +413,24 @@ class Run(Collectives):
         model: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         updates: Updates,
-        before_update: Callable[[], None] | None,
+        functions: tuple[Callable[[], None] | None, Callable[[], None] | None],
         gathers: bool,
         scaling: Scaling | None,
         feed: Feed,
     ) -> FullySharded:
-        """Return the state of a model under `fully_shard`. Raises UserError for what does not work with it."""
+        """Return the state of a model under `fully_shard`. Raises UserError for what does not work with it.
+
+        functions: before_update and after_update of `prepare`.
+        """
         from .sharding.fully import FullySharded
 
         env = self._env
         determinism = env.determinism if env else Determinism.ELASTIC
+        before_update, after_update = functions
         check_divided(determinism, updates, self._scaler, before_update, gathers, "fully_shard")
         for given, what in (
             (env is not None and env.sharding is not Sharding.NONE, "the job file has `sharding:`, which it contains"),
+            (after_update is not None, "prepare() was given after_update="),
             (scaling is not None, "the batch may grow (scaling)"),
             (determinism is Determinism.HETEROGENEOUS, "the job's determinism is heterogeneous"),
             (not isinstance(feed.batching, Loader), "the data are read in sequence: give a dataset with an index"),

@@ -727,12 +727,12 @@ class Stepping:
         if len(self._stepped) < len(updates.optimizers(self._step)):
             return False
         self._current = None
+        if self._rounds is not None:
+            self._rounds.body_ends()
         self.gathering.end_body(self._seeded_as(virtual_worker))
         if virtual_worker <= REHEARSED:
             self._held.parts.registered.virtual.keep(None)
             return False
-        if self._rounds is not None:
-            self._rounds.body_ends()
         self._mutation_guard.check()
         self._hyperparameters.keep()
         self._held.parts.registered.state.keep(first=virtual_worker == 0)
@@ -954,7 +954,7 @@ class Stepping:
         whole = Whole.TO_END
         if self._held.parts.divided is not None:
             whole = self._held.parts.divided.assemble(self._communicator, self.finished, self._leads)
-        if self._sharded is not None and self._decided:
+        if self._sharded is not None and self._decided and not self._sharded.over:
             known = self._next_workers if self._decided == self._proposal else None
             self._sharded.hand_over(self._communicator, known)
         self._tell(StepApplied(self._step, self._sampler.next_epoch, goes_on, whole))

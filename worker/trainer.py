@@ -582,7 +582,7 @@ class Trainer:
         if self.script.at is not ScriptAt.OVER:
             self.script.go(ScriptAt.OVER)
             self.held.interlude = None
-            self._gather_parameters()
+            self.gather_parameters()
             if self._variables is not None:
                 self._variables.loop_ends()
             if (was := self.held.script_was) is not None:
@@ -594,7 +594,7 @@ class Trainer:
             if self.saves is not None:
                 self._save_last(self.saves, together, counts)
 
-    def _gather_parameters(self) -> None:
+    def gather_parameters(self) -> None:
         """Let this worker have all parameters under `fully_shard`, if the script has ended the training by `break` or
         `run.stop()`.
         """

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from training_cases import EPOCHS, Points, network
 
+from elasticd.protocol.errors import UserError
 from elasticd.worker.run import Run
 
 
@@ -109,6 +111,132 @@ def state_from_before_whole(run: Run, divided: bool = False) -> list[Any]:
     return train(run, model, optimizer, num_workers=1)
 
 
+def summed_whole(run: Run, divided: bool = False) -> list[Any]:
+    """The loss is a sum over items; blocks are computed again in the backward pass; the job is ended by a function."""
+    model = Transformer()
+    if divided:
+        for block in model.blocks:
+            fully_shard(block, mesh=run.mesh())
+        fully_shard(model, mesh=run.mesh())
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.003, momentum=0.5)
+    state = run.state(steps=0)
+
+    @run.every(steps=5)
+    def look() -> None:
+        state.steps += 1
+        if run.steps_done == 20:
+            run.stop()
+
+    model, optimizer, batches = run.prepare(model, optimizer, Points(), batch_size=5, normalize="items")
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y, reduction="sum").backward()
+            run.share(items=len(y))
+            optimizer.step()
+            optimizer.zero_grad()
+    run.finish()
+    return [plain_tensors(model.state_dict()), state.steps, run.steps_done]
+
+
+summed = partial(summed_whole, divided=True)
 transformer = partial(transformer_whole, divided=True)
 clipped_in_bodies = partial(clipped_in_bodies_whole, divided=True)
 state_from_before = partial(state_from_before_whole, divided=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+
+
+class Two(nn.Module):
+    """Two layers of equal shape, which a body may use in either order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.first, self.second, self.head = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+        self.turned = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layers = [self.second, self.first] if self.turned else [self.first, self.second]
+        for layer in layers:
+            x = layer(x).relu()
+        return torch.as_tensor(self.head(x))
+
+
+def mistake(
+    run: Run,
+    in_body: Callable[[Two, torch.Tensor], None] = lambda model, x: None,
+    behind: Callable[[Two, torch.Tensor], None] = lambda model, x: None,
+    between: Callable[[Two], None] = lambda model: None,
+) -> list[Any]:
+    """Return the message with which the runtime refuses the script's code in the second step."""
+    model = Two()
+    for layer in (model.first, model.second):
+        fully_shard(layer, mesh=run.mesh())
+    fully_shard(model, mesh=run.mesh())
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.every(steps=2)(lambda: between(model))
+    model, optimizer, batches = run.prepare(model, optimizer, Points(), batch_size=5)
+    try:
+        for _ in run.epochs(1):
+            for x, y in batches:
+                if run.steps_done == 1:
+                    in_body(model, x)
+                functional.cross_entropy(model(x), y).backward()
+                if run.steps_done == 1:
+                    behind(model, x)
+                optimizer.step()
+                optimizer.zero_grad()
+    except UserError as error:
+        return [{}, str(error)]
+    return [{}, "nothing was refused"]
+
+
+def turn(model: Two, x: torch.Tensor) -> None:
+    """Let bodies use the layers in an order that depends on their samples."""
+    model.turned = bool(x[0, 0] > x[0, 1])
+
+
+def clip(model: Two, x: torch.Tensor) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def change_gradient(model: Two, x: torch.Tensor) -> None:
+    grad = model.head.weight.grad
+    assert grad is not None
+    assert bool(torch.as_tensor(getattr(grad, "_local_tensor", grad)).isnan().all()), "no worker has it"
+    grad.zero_()
+
+
+def replace_gradient(model: Two, x: torch.Tensor) -> None:
+    model.head.weight.grad = torch.zeros_like(model.head.weight)
+
+
+def change_parameter(model: Two, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        model.head.weight.mul_(2)
+
+
+def again(model: Two, x: torch.Tensor) -> None:
+    model(x).sum().backward()
+
+
+def call_between(model: Two) -> None:
+    model(torch.zeros(1, 12))
+
+
+def change_between(model: Two) -> None:
+    with torch.no_grad():
+        model.head.weight.mul_(2)
+
+
+turned = partial(mistake, in_body=turn)
+clipped = partial(mistake, behind=clip)
+changed_gradient = partial(mistake, behind=change_gradient)
+replaced_gradient = partial(mistake, behind=replace_gradient)
+changed_parameter = partial(mistake, behind=change_parameter)
+twice = partial(mistake, behind=again)
+called_between = partial(mistake, between=call_between)
+changed_between = partial(mistake, between=change_between)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from tests.worker.ranks import ALONE, Ranks, also
 
-CASES = ["transformer", *also("clipped_in_bodies", "state_from_before")]
+CASES = ["transformer", *also("clipped_in_bodies", "state_from_before", "summed")]
 RESIZED = [[0, [0]], [3, [0, 1, 2]], [8, [1, 2]], [13, [3, 1]], [17, [1]], [20, [1, 4]]]
 
 
@@ -71,3 +72,42 @@ def test_a_state_is_written_whole_by_a_worker_that_takes_over_rows_behind_the_sa
     assert divided(ranks, "transformer", leaving, checkpoints=str(tmp_path)) == expected(ranks, "transformer")
     kept = [int(path.stem.rpartition("-")[2]) for path in tmp_path.glob("*step-*.pt")]
     assert {3, 8, 14} & set(kept), "one of these was written by a worker that has taken over rows"
+
+
+def test_a_worker_that_comes_when_no_step_is_left_has_the_whole_model(ranks: Ranks) -> None:
+    late = [[0, [0, 1]], [24, [1, 2, 3]]]
+    assert divided(ranks, "transformer", late) == expected(ranks, "transformer")
+
+
+def test_rows_stay_where_they_are_if_they_cannot_be_divided_anew(ranks: Ranks) -> None:
+    """The communicator breaks while the rows for a worker that joins are on their way."""
+    again = [[0, [0, 1]], [4, [0, 1, 2]], [4, [0, 1, 2], [], -1], [9, [2, 0]]]
+    assert divided(ranks, "transformer", again) == expected(ranks, "transformer")
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("clipped", "clip_grad_norm_.. was called in a loop body"),
+        ("changed_gradient", "no worker has it there"),
+        ("replaced_gradient", "no worker has it there"),
+        ("changed_parameter", "a loop body changed a parameter itself"),
+        ("twice", "used twice in one loop body"),
+        ("called_between", "the model was called in the loop"),
+        ("changed_between", "changed a parameter between two steps"),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_code_whose_result_would_depend_on_the_workers_is_refused(
+    ranks: Ranks, case: str, message: str, workers: int
+) -> None:
+    (told,) = divided(ranks, case, [[0, [*range(workers)]]])
+    assert re.search(message, told), told
+
+
+def test_bodies_that_use_layers_in_different_orders_end_the_job_on_every_worker(ranks: Ranks) -> None:
+    (told,) = divided(ranks, "turned", [[0, [0, 1]]])
+    assert "in different orders" in told

@@ -14,7 +14,8 @@ the job's determinism (default elastic).
 TIMETABLE is a list of [first step, [workers]]. All switch at these steps; a worker that is new in an entry is a joiner. One
 worker alone equals `python script.py`. An entry may have a third element, [workers]: these miss the step before, which the others
 have applied, and which may not be the first of its generation. It may have a fourth, a number e: in the entry's first step all
-workers leave the communicator of the entry before, after its evaluation e, and begin that step again.
+workers leave the communicator of the entry before, after its evaluation e, and begin that step again; -1: before its first body,
+while the rows of parameters under `fully_shard` are divided anew.
 
 The process imports a training script's modules once, and stays single-threaded, so forking is safe.
 """
@@ -149,6 +150,22 @@ def break_steps(timetable: Timetable) -> None:
     setattr(Stepping, "_evaluate", broken)  # noqa: B010
 
 
+def break_divisions(timetable: Timetable) -> None:
+    """Break communicators while rows are divided anew, as the timetable says."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    fully = importlib.import_module("elasticd.worker.sharding.fully")
+    trade = fully.trade
+
+    def broken(communicator: Communicator, *given: Any, **named: Any) -> Any:
+        if timetable.breaks(timetable._next_step, -1):
+            timetable.meet()
+            communicator.abort()
+        return trade(communicator, *given, **named)
+
+    fully.trade = broken
+
+
 def rank_main(
     case: str,
     me: int,
@@ -181,6 +198,7 @@ def rank_main(
     else:
         miss_confirmations(table)
     break_steps(table)
+    break_divisions(table)
     run = Run(Rehearsal(table, address, place), place, VIRTUAL_WORKERS, seed=3)
     try:
         state = getattr(cases, name.rpartition(".")[2])(run)

@@ -12,7 +12,7 @@ without them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -87,9 +87,9 @@ class Parameter:
         return self._data[: self._local.numel()]
 
     @property
-    def version(self) -> tuple[int, int]:
+    def version(self) -> tuple[int, int, int]:
         """A value that differs after this worker's elements have been changed in place or replaced."""
-        return self._local.data_ptr(), self._local._version
+        return self._local.data_ptr(), self._local._version, self.tensor._version
 
     @property
     def _local(self) -> torch.Tensor:
@@ -179,6 +179,17 @@ def reset(states: Sequence[Any]) -> None:
     for state in states:
         if state._is_root:
             state._reset_iter_state()
+
+
+def watch_calls(model: torch.nn.Module, check: Callable[[], None]) -> None:
+    """Let `check` be called before each forward pass of a module to which the script has applied `fully_shard`."""
+
+    def before(*given: Any) -> None:
+        check()
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.register_forward_pre_hook(before, prepend=True)
 
 
 def layers_of(model: torch.nn.Module, mesh: Mesh | None) -> list[Layer]:

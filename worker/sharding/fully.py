@@ -33,7 +33,7 @@ from ..events import Whole
 from ..inband import Part, exchange
 from .division import Division, StateLost, moves
 from .elementwise import check_elementwise, check_hooks
-from .fsdp import Parameter, alone, layers_of, reset, states_of, without_parts
+from .fsdp import Parameter, alone, layers_of, reset, states_of, watch_calls, without_parts
 from .intervals import Interval, Owned, common
 from .mesh import Mesh, info
 from .pieces import Piece, Work, compose, cut, of_whole, on_host, to_whole, trade, update
@@ -60,6 +60,7 @@ class FullySharded:
         self.layers = layers_of(model, mesh)
         self._states = states_of(model)
         self.parameters: list[Parameter] = [each for layer in self.layers for each in layer.parameters]
+        watch_calls(model, self._check_call)
         self._by_tensor = {id(each.tensor): each for each in self.parameters}
         check_elementwise(optimizers, "fully_shard")
         self.optimizers = list(optimizers)
@@ -80,6 +81,7 @@ class FullySharded:
         self._step = NO_STATE  # the applied step of which this worker has its rows
         self._stand_ins: dict[int, torch.Tensor] | None = None  # whole parameters, by position; None: there are none
         self._others: list[Piece] = []  # other workers' rows, where this worker wants the whole state
+        self._versions: list[Any] | None = None  # of the parameters, behind the last update; None: not known
         self._rounds: Rounds | None = None
         self.shadows: list[
             torch.nn.Parameter
@@ -99,6 +101,14 @@ class FullySharded:
     def reset(self) -> None:
         """End FSDP's work for a loop body."""
         reset(self._states)
+
+    def _check_call(self) -> None:
+        """Raise UserError if the script calls the model between two loop bodies, where workers may do different things."""
+        if self._division is not None and not self.over and self._rounds is not None and not self._rounds.in_body:
+            raise UserError(
+                "the model was called in the loop over run.epochs(), but in no loop body before optimizer.step(): under "
+                "fully_shard each worker has a part of it there. Call it in the body, or after the loop"
+            )
 
     # -- the state's header and tensors
 
@@ -173,6 +183,7 @@ class FullySharded:
             )
         self._division, self._sole = None, self._workers[self._rank]
         self._pieces, self._step = self._taken_from_optimizers(), applied
+        self._versions = None
 
     # -- a step
 
@@ -188,6 +199,11 @@ class FullySharded:
             raise UserError(
                 "fully_shard divides the parameters that prepare() has found trained, and this step trains others: "
                 "leave it out for a model of which parts are frozen or added while it trains"
+            )
+        if self._versions is not None and self._versions != self._present_versions():
+            raise UserError(
+                "the script has changed a parameter between two steps, and under fully_shard each worker has a part of it: "
+                "change the model before prepare(), or leave fully_shard out"
             )
         if not self._begins:
             return
@@ -265,7 +281,11 @@ class FullySharded:
         if mesh_info is not None:
             for layer in self.layers:
                 layer.place(mesh_info, [values[each.position] for each in layer.parameters])
+        self._versions = self._present_versions() if mesh_info is not None else None
         self._cast_shadows()
+
+    def _present_versions(self) -> list[Any]:
+        return [each.version for each in self.parameters]
 
     def _cast_shadows(self) -> None:
         self.shadows = [
@@ -357,6 +377,7 @@ class FullySharded:
     def committed(self, step: int) -> None:
         """End a step, whose update has been made."""
         self._step, self._others, self.whole_at = step, [], None
+        self._versions = self._present_versions()
         for each in self.shadows:
             each.grad = None
 
@@ -398,14 +419,9 @@ class FullySharded:
         """
         return without_parts(value, self.over)
 
-    @property
-    def is_divided(self) -> bool:
-        """Whether this worker has a part of the parameters only."""
-        return not self.over and self._division is not None and len({each.owner for each in self._division.owners}) > 1
-
     def gather(self, communicator: Communicator) -> None:
         """Let every worker have all parameters, when the training is over. A collective. Raises CommunicatorBroken."""
-        if self.is_divided:
+        if communicator.size > 1 and not self.over:
             self._send_rows(communicator, [False] * communicator.size, True)
         self.over = True
 
@@ -414,22 +430,25 @@ class FullySharded:
 
         over: the parameters' alone to the others, which then have all of them.
         """
+        owners = {self._sole} if self._division is None else {each.owner for each in self._division.owners}
+        own = self._with_values() if self._workers[self._rank] in owners else []  # a joiner may have none yet
         outgoing = [
-            (rank, piece if wants[rank] else Piece(piece.interval, {VALUES: piece.state[VALUES]}))
+            (rank, piece if wants[rank] else _values_of(piece))
             for rank in range(communicator.size)
             if rank != communicator.rank and (wants[rank] or over)
-            for piece in self._with_values()
+            for piece in own
             if piece.interval.size
         ]
         received = trade(communicator, outgoing, [self._device] * len(self.parameters), host=True)
         self._others = received if wants[communicator.rank] else []
         if not over:
             return
-        own = self._with_values()
+        others = [_values_of(each) for each in received]
         whole = [
-            self._composed(each, each.span, [Piece(piece.interval, {VALUES: piece.state[VALUES]})], _values(received))
-            for each, piece in zip(self.parameters, own, strict=True)
+            self._composed(each, each.span, [_values_of(own[each.position])] if own else [], others)
+            for each in self.parameters
         ]
+        communicator.wait(communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))  # all have everything
         self.reset()
         for layer in self.layers:
             layer.place(
@@ -508,5 +527,5 @@ def _outside(piece: Piece, interval: Interval) -> list[Piece]:
     return [cut(piece, each) for each in (before, behind) if each.size > 0]
 
 
-def _values(pieces: Sequence[Piece]) -> list[Piece]:
-    return [Piece(each.interval, {VALUES: each.state[VALUES]}) for each in pieces]
+def _values_of(piece: Piece) -> Piece:
+    return Piece(piece.interval, {VALUES: piece.state[VALUES]})

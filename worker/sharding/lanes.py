@@ -35,6 +35,9 @@ class _Rows:
     def expect(self, virtual_worker: int, weight: float, last: Any, observed: bool = False) -> None:
         """Do nothing: `Rounds.body_begins` follows."""
 
+    def probe(self) -> None:
+        """Do nothing: `Rounds.begin` knows that the results of the bodies do not count."""
+
     def completed(self) -> None:
         """Do nothing: `Rounds.body_ends` follows."""
 

@@ -66,7 +66,7 @@ class Rounds:
         self._lost = lost
         self._communicator = Communicator.alone()
         self._shows = False
-        self.in_body = False  # the script may use the model
+        self.in_body = False
         for layer in layers:
             group = layer.group
             group._all_gather_comm = _Gather(self, layer)
@@ -141,8 +141,9 @@ class Rounds:
             known.add(output.untyped_storage().data_ptr())
         for each in self.trained:
             grad: Any = each.tensor.grad
+            own = getattr(grad, "_local_tensor", None)
             if grad is not None and (
-                not hasattr(grad, "_local_tensor") or grad._local_tensor.untyped_storage().data_ptr() not in known
+                own is None or grad._version != 0 or own.untyped_storage().data_ptr() not in known
             ):
                 raise UserError(SEEN)
 
