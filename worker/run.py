@@ -401,7 +401,9 @@ class Run(Collectives):
         if self._trainer is not None:
             raise UserError("run.mesh() was called after prepare(): call fully_shard before, and prepare() last")
         if TorchVersion(torch.__version__) < LEAST_FOR_FSDP:
-            raise UserError(f"fully_shard in an elastic job needs torch {LEAST_FOR_FSDP}, and this is {torch.__version__}")
+            raise UserError(
+                f"fully_shard in an elastic job needs torch {LEAST_FOR_FSDP}, and this is {torch.__version__}"
+            )
         if self._mesh is None:
             from .sharding.mesh import Mesh
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from training_cases import EPOCHS, Points, network
@@ -144,6 +145,38 @@ summed = partial(summed_whole, divided=True)
 transformer = partial(transformer_whole, divided=True)
 clipped_in_bodies = partial(clipped_in_bodies_whole, divided=True)
 state_from_before = partial(state_from_before_whole, divided=True)
+
+
+def measured(run: Run) -> list[Any]:
+    """Return the number of workers among which the elements of the model were divided."""
+    model = nn.Sequential(*(nn.Linear(12, 12) for _ in range(3)), nn.Linear(12, 3))
+    torch.manual_seed(9)
+    for layer in model:
+        fully_shard(layer, mesh=run.mesh())
+    fully_shard(model, mesh=run.mesh())
+    optimizer: Any = torch.optim.AdamW(model.parameters())
+    model, optimizer, batches = run.prepare(model, optimizer, Points(), batch_size=5)
+    sizes: set[int] = set()
+
+    def look() -> None:
+        parameters: list[Any] = [*model.parameters()]
+        assert all(isinstance(each, DTensor) for each in parameters), "a layer was not freed"
+        sizes.update(each.device_mesh.size() for each in parameters)
+        size = parameters[0].device_mesh.size()
+        held = sum(each.to_local().untyped_storage().nbytes() for each in parameters)
+        rows = sum(-(-each.shape[0] // size) * each.shape[1:].numel() for each in parameters)
+        assert held == 4 * rows
+
+    for _ in run.epochs(1):
+        for x, y in batches:
+            look()
+            functional.cross_entropy(model(x), y).backward()
+            look()
+            optimizer.step()
+            optimizer.zero_grad()
+    run.finish()
+    (size,) = sizes
+    return [{}, size]
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes

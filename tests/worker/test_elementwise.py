@@ -76,6 +76,19 @@ def test_parts_have_the_bits_of_the_whole(name: str, options: dict[str, Any], dt
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [each for each in cases() if not each.values[1].get("fused")],  # `fully_shard` refuses these
+)
+def test_rows_cut_anywhere_have_the_bits_of_the_whole(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    whole = trained(name, options, dtype, [])
+    for cuts in ([1], [7, 8, 39, 1003, 70_001, 149_999, NUMEL - 1]):
+        parts = trained(name, options, dtype, cuts)
+        for one, other in zip(whole, parts, strict=True):
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
 def test_every_optimizer_of_torch_is_in_one_of_the_tables() -> None:
     assert {*ELEMENTWISE, *WHOLE} == {name for name in KINDS if name != "Optimizer"}
     assert not {*ELEMENTWISE} & {*WHOLE}

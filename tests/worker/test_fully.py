@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+from elasticd.protocol.errors import UserError
+from elasticd.worker.driver import LocalControl
+from elasticd.worker.rehearsal.run import Rehearsed
+from elasticd.worker.run import Run
+from elasticd.worker.sharding.mesh import Mesh
 from tests.worker.ranks import ALONE, Ranks, also
 
 CASES = ["transformer", *also("clipped_in_bodies", "state_from_before", "summed")]
@@ -85,6 +95,13 @@ def test_rows_stay_where_they_are_if_they_cannot_be_divided_anew(ranks: Ranks) -
     assert divided(ranks, "transformer", again) == expected(ranks, "transformer")
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_worker_has_its_rows_alone_while_bodies_run(ranks: Ranks, workers: int) -> None:
+    """Of a model of three layers at most one is gathered behind the backward pass, and none before the forward pass."""
+    (told,) = divided(ranks, "measured", [[0, [*range(workers)]]])
+    assert json.loads(told)[1] == str(workers)
+
+
 # ------------------------------------------------------------------------------------------------------------- mistakes
 
 
@@ -111,3 +128,111 @@ def test_code_whose_result_would_depend_on_the_workers_is_refused(
 def test_bodies_that_use_layers_in_different_orders_end_the_job_on_every_worker(ranks: Ranks) -> None:
     (told,) = divided(ranks, "turned", [[0, [0, 1]]])
     assert "in different orders" in told
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+class Script:
+    """A script with a single worker. `options`: of `fully_shard`."""
+
+    def __init__(self, model: nn.Module | None = None, **options: Any) -> None:
+        self.run = Run(LocalControl.alone(2), None, 2, seed=1)
+        self.model = model or nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        fully_shard(self.model, **{"mesh": self.run.mesh(), **options})
+
+    def prepare(self, optimizer: Any = torch.optim.SGD, data: Any = None, **options: Any) -> None:
+        data = (torch.randn(16, 4), torch.randn(16, 2)) if data is None else data
+        self.run.prepare(self.model, optimizer(self.model.parameters(), lr=0.1), data, 2, **options)
+
+
+class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Any:
+        return iter(torch.zeros(8, 4))
+
+
+def scaled(script: Script) -> None:
+    script.run.scaling("manual", max_factor=2)
+    script.prepare()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": Mesh("cpu")}, r"another mesh than run.mesh\(\)"),
+        ({"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}, "a mixed-precision policy.* torch.autocast"),
+        ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, "an offload policy"),
+        ({"ignored_params": ...}, "the parameter 1.bias is not under fully_shard"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_option_of_fully_shard_that_does_not_work_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    if "ignored_params" in options:
+        options = {"ignored_params": {model[1].bias}}
+    script = Script(model, **options)
+    with pytest.raises(UserError, match=message):
+        script.prepare()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"before_update": lambda: None}, "fully_shard was given, and prepare.. was given before_update="),
+        ({"after_update": lambda: None}, "prepare.. was given after_update="),
+        ({"gathers": True}, "gathers=True"),
+        ({"data": Stream()}, "read in sequence"),
+        ({"optimizer": lambda own, lr: torch.optim.Adafactor(own)}, "fully_shard cannot divide the state of Adafactor"),
+        ({"optimizer": partial(torch.optim.AdamW, fused=True)}, "fused=True"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_option_of_prepare_that_does_not_work_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Script().prepare(**options)
+
+
+def test_other_uses_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match="the parameter 0.weight is of type torch.bfloat16"):
+        Script(nn.Sequential(nn.Linear(4, 2, dtype=torch.bfloat16))).prepare()
+    with pytest.raises(UserError, match=r"the batch may grow \(scaling\)"):
+        scaled(Script())
+    with pytest.raises(UserError, match="the model is compiled"):
+        script = Script()
+        script.model.compile()
+        script.prepare()
+    script = Script()
+    script.prepare()
+    with pytest.raises(UserError, match=r"run.mesh\(\) was called after prepare"):
+        script.run.mesh()
+    with pytest.raises(UserError, match="needs a loop over batches"):
+        for _ in script.run.epochs(1):
+            next(iter(script.run.steps()))
+
+
+def test_a_part_of_the_model_is_neither_saved_nor_evaluated_nor_copied() -> None:
+    script = Script()
+    script.prepare()
+    with pytest.raises(UserError, match="each worker has a part of it"):
+        copy.deepcopy(script.model[0].weight)
+    for _ in script.run.epochs(1):
+        with pytest.raises(UserError, match=r"run.save\(\) was called in the loop"):
+            script.run.save(script.model, "never.pt")
+        with pytest.raises(UserError, match=r"run.evaluate\(\) was called in the loop"):
+            script.run.evaluate(lambda batch: 0, [1, 2], 1)
+        break
+
+
+def test_an_averaged_model_is_refused() -> None:
+    script = Script()
+    average = torch.optim.swa_utils.AveragedModel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+    script.prepare()
+    with pytest.raises(UserError, match="an averaged model"):
+        for _ in script.run.epochs(1):
+            pass
+    assert average is not None
+
+
+def test_a_rehearsal_says_that_it_cannot_divide_parameters() -> None:
+    with pytest.raises(UserError, match="elasticctl check"):
+        Rehearsed.mesh(object.__new__(Rehearsed))

@@ -63,6 +63,10 @@ class FullySharded:
         watch_calls(model, self._check_call)
         self._by_tensor = {id(each.tensor): each for each in self.parameters}
         check_elementwise(optimizers, "fully_shard")
+        if any(group.get("fused") for each in optimizers for group in each.param_groups):
+            raise UserError(
+                "fully_shard divides parameters at any row, where fused=True of an optimizer may round otherwise: leave it out"
+            )
         self.optimizers = list(optimizers)
         self._device = self.parameters[0].tensor.device
         order = {id(each): number for number, each in enumerate(model.parameters())}
