@@ -86,9 +86,12 @@ def transformer_whole(run: Run, divided: bool = False) -> list[Any]:
         for block in model.blocks:
             fully_shard(block, mesh=run.mesh())
         fully_shard(model, mesh=run.mesh())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    own = [*model.parameters()]
+    before = model.state_dict()
+    optimizer = torch.optim.AdamW(own, lr=0.02)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 24)
-    return train(run, model, optimizer, scheduler=schedule, max_grad_norm=0.5)
+    found = train(run, model, optimizer, scheduler=schedule, max_grad_norm=0.5)
+    return [*found, len(own), len(before)]
 
 
 def clipped_in_bodies_whole(run: Run, divided: bool = False) -> list[Any]:
@@ -126,7 +129,7 @@ def summed_whole(run: Run, divided: bool = False) -> list[Any]:
 
     @run.every(steps=5)
     def look() -> None:
-        state.steps += 1
+        state.steps += run.agree(1)
         if run.steps_done == 20:
             run.stop()
 

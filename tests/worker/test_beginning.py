@@ -118,6 +118,27 @@ def test_a_joiner_hosts_nothing_in_its_first_step_and_its_share_from_the_next_on
     assert story.status.applied == 5
 
 
+def test_where_bodies_run_together_a_joiner_takes_the_state_before_the_step_and_hosts_in_it() -> None:
+    story = Story()
+    story.tell(e.Arrived(STEPS, 4, 8, registers_values=True, divided=True, together=True))
+    story.follows(3, OTHER, ME, holders=(OTHER,))
+    story.tell(e.StateArriving(4))
+    assert story.take() == [e.TakeState()]
+    story.tell(e.StateTaken(4, 1))
+    story.tell(e.StepWanted(1))
+    assert story.take() == [e.EnterLoop(1)]
+    story.tell(e.StepWanted(1))
+    assert story.take() == [e.RunStep(5, (range(2), range(2, 4)), 0, send=False)]
+    story.tell(e.PartComputed())
+    story.tell(e.WordRead(0))
+    story.tell(e.StepApplied(5))
+    story.tell(e.StepWanted(1))
+    assert story.take() == [e.ExchangeValues()], "as after any first step"
+    story.tell(e.ValuesExchanged(1))
+    assert story.take() == [e.RunStep(6, (range(2), range(2, 4)), 0, send=False)]
+    assert story.machine.applied == 5, "it counts as a holder"
+
+
 def test_a_joiner_of_a_job_without_steps_left_takes_the_state_without_one() -> None:
     story = Story()
     story.arrive()

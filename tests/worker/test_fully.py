@@ -84,6 +84,12 @@ def test_a_state_is_written_whole_by_a_worker_that_takes_over_rows_behind_the_sa
     assert {3, 8, 14} & set(kept), "one of these was written by a worker that has taken over rows"
 
 
+@pytest.mark.cluster
+def test_joiners_call_functions_behind_their_first_step(ranks: Ranks) -> None:
+    at_functions = [[0, [0]], [4, [0, 1]], [9, [1, 2, 3]], [14, [3, 4]], [19, [4, 5]]]
+    assert divided(ranks, "summed", at_functions) == expected(ranks, "summed")
+
+
 def test_a_worker_that_comes_when_no_step_is_left_has_the_whole_model(ranks: Ranks) -> None:
     late = [[0, [0, 1]], [24, [1, 2, 3]]]
     assert divided(ranks, "transformer", late) == expected(ranks, "transformer")
@@ -193,21 +199,23 @@ def test_an_option_of_prepare_that_does_not_work_is_refused_by_name(options: dic
 
 
 def test_other_uses_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match="the parameter 0.weight is of type torch.bfloat16"):
+    with pytest.raises(UserError, match=r"the parameter 0\.weight is of type torch.bfloat16"):
         Script(nn.Sequential(nn.Linear(4, 2, dtype=torch.bfloat16))).prepare()
     with pytest.raises(UserError, match=r"the batch may grow \(scaling\)"):
         scaled(Script())
+    script = Script()
+    script.model.compile()
     with pytest.raises(UserError, match="the model is compiled"):
-        script = Script()
-        script.model.compile()
         script.prepare()
     script = Script()
     script.prepare()
-    with pytest.raises(UserError, match=r"run.mesh\(\) was called after prepare"):
+    with pytest.raises(UserError, match=r"run\.mesh\(\) was called after prepare"):
         script.run.mesh()
-    with pytest.raises(UserError, match="needs a loop over batches"):
-        for _ in script.run.epochs(1):
-            next(iter(script.run.steps()))
+    for _ in script.run.epochs(1):
+        steps = iter(script.run.steps())
+        with pytest.raises(UserError, match="needs a loop over batches"):
+            next(steps)
+        break
 
 
 def test_a_part_of_the_model_is_neither_saved_nor_evaluated_nor_copied() -> None:
@@ -216,9 +224,9 @@ def test_a_part_of_the_model_is_neither_saved_nor_evaluated_nor_copied() -> None
     with pytest.raises(UserError, match="each worker has a part of it"):
         copy.deepcopy(script.model[0].weight)
     for _ in script.run.epochs(1):
-        with pytest.raises(UserError, match=r"run.save\(\) was called in the loop"):
+        with pytest.raises(UserError, match=r"run\.save\(\) was called in the loop"):
             script.run.save(script.model, "never.pt")
-        with pytest.raises(UserError, match=r"run.evaluate\(\) was called in the loop"):
+        with pytest.raises(UserError, match=r"run\.evaluate\(\) was called in the loop"):
             script.run.evaluate(lambda batch: 0, [1, 2], 1)
         break
 

@@ -142,7 +142,7 @@ def test_a_leader_whose_number_is_in_flight_keeps_what_it_has_prepared_whoever_s
     leader = leader_in_generation_1()
     for event in (m.OrderReceived(order(2, 0, 1)), ready(1, 2, 1, -1), m.GroupBuilt(2, 1), prepared(1, 2, 1, -1)):
         leader.handle(0.0, event)
-    assert leader.handle(0.0, m.StepStarted(last=False)) == [m.Propose(2)]
+    assert leader.handle(0.0, m.StepStarted(last=False)) == [m.Propose(2, (worker(0), worker(1)))]
     assert leader.handle(0.0, late) == [], "worker 1 has missed the step, which may have decided all the same"
     leader.handle(0.0, m.WordRead(2))
     leader.handle(0.0, m.StepApplied(0))

@@ -444,7 +444,8 @@ class FullySharded:
             if piece.interval.size
         ]
         received = trade(communicator, outgoing, [self._device] * len(self.parameters), host=True)
-        self._others = received if wants[communicator.rank] else []
+        if wants[communicator.rank]:
+            self._others = received
         if not over:
             return
         others = [_values_of(each) for each in received]
