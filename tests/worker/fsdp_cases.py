@@ -259,6 +259,11 @@ def again(model: Two, x: torch.Tensor) -> None:
     model(x).sum().backward()
 
 
+def set_factor(model: Two, x: torch.Tensor) -> None:
+    for layer in (model, model.first, model.second):
+        layer.set_gradient_divide_factor(2.0)  # type: ignore[operator]
+
+
 def call_between(model: Two) -> None:
     model(torch.zeros(1, 12))
 
@@ -273,6 +278,7 @@ clipped = partial(mistake, behind=clip)
 changed_gradient = partial(mistake, behind=change_gradient)
 replaced_gradient = partial(mistake, behind=replace_gradient)
 changed_parameter = partial(mistake, behind=change_parameter)
+set_factor_behind = partial(mistake, in_body=set_factor)
 twice = partial(mistake, behind=again)
 called_between = partial(mistake, between=call_between)
 changed_between = partial(mistake, between=change_between)

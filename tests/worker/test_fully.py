@@ -18,6 +18,7 @@ from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.rehearsal.run import Rehearsed
 from elasticd.worker.run import Run
+from elasticd.worker.sharding.division import StateLost
 from elasticd.worker.sharding.mesh import Mesh
 from tests.worker.ranks import ALONE, Ranks, also
 
@@ -96,8 +97,10 @@ def test_a_worker_that_comes_when_no_step_is_left_has_the_whole_model(ranks: Ran
 
 
 def test_rows_stay_where_they_are_if_they_cannot_be_divided_anew(ranks: Ranks) -> None:
-    """The communicator breaks while the rows for a worker that joins are on their way."""
-    again = [[0, [0, 1]], [4, [0, 1, 2]], [4, [0, 1, 2], [], -1], [9, [2, 0]]]
+    """The communicator breaks while the rows for a worker that joins are on their way; later behind the bodies of a
+    step.
+    """
+    again = [[0, [0, 1]], [4, [0, 1, 2]], [4, [0, 1, 2], [], -1], [9, [2, 0]], [11, [2, 0], [], 0], [14, [0, 5]]]
     assert divided(ranks, "transformer", again) == expected(ranks, "transformer")
 
 
@@ -118,6 +121,7 @@ def test_each_worker_has_its_rows_alone_while_bodies_run(ranks: Ranks, workers: 
         ("changed_gradient", "no worker has it there"),
         ("replaced_gradient", "no worker has it there"),
         ("changed_parameter", "a loop body changed a parameter itself"),
+        ("set_factor_behind", "changed a setting of fully_shard behind prepare.. .gradient_divide_factor"),
         ("twice", "used twice in one loop body"),
         ("called_between", "the model was called in the loop"),
         ("changed_between", "changed a parameter between two steps"),
@@ -229,6 +233,32 @@ def test_a_part_of_the_model_is_neither_saved_nor_evaluated_nor_copied() -> None
         with pytest.raises(UserError, match=r"run\.evaluate\(\) was called in the loop"):
             script.run.evaluate(lambda batch: 0, [1, 2], 1)
         break
+
+
+def test_rows_that_are_lost_are_noticed_by_every_other_worker() -> None:
+    script = Script()
+    script.prepare()
+    assert script.run._trainer is not None
+    sharded = script.run._trainer.sharded
+    assert sharded is not None
+    sharded._division = sharded._division_of(["a", "b"])
+    sharded.enter(["b", "a", "new"], 1, {2})
+    for workers, joiners in ((["a", "c"], set()), (["a", "b"], {1}), (["b"], set())):
+        with pytest.raises(StateLost, match="are lost: the job goes on from its last checkpoint"):
+            sharded.enter(workers, 0, joiners)
+
+
+def test_a_setting_of_fully_shard_that_changes_gradients_is_refused() -> None:
+    script = Script()
+    script.model.set_gradient_divide_factor(4.0)
+    with pytest.raises(UserError, match="set_gradient_divide_factor"):
+        script.prepare()
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    own = [nn.Parameter(torch.zeros(2))]
+    with pytest.raises(UserError, match="a parameter that is not under fully_shard"):
+        Script().prepare(lambda parameters, lr: torch.optim.SGD([*parameters, *own], lr=lr))
 
 
 def test_an_averaged_model_is_refused() -> None:

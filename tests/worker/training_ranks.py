@@ -14,8 +14,8 @@ the job's determinism (default elastic).
 TIMETABLE is a list of [first step, [workers]]. All switch at these steps; a worker that is new in an entry is a joiner. One
 worker alone equals `python script.py`. An entry may have a third element, [workers]: these miss the step before, which the others
 have applied, and which may not be the first of its generation. It may have a fourth, a number e: in the entry's first step all
-workers leave the communicator of the entry before, after its evaluation e, and begin that step again; -1: before its first body,
-while the rows of parameters under `fully_shard` are divided anew.
+workers leave the communicator of the entry before, after its evaluation e, and begin that step again; -1: before its
+first body, while the rows of parameters under `fully_shard` are divided anew.
 
 The process imports a training script's modules once, and stays single-threaded, so forking is safe.
 """

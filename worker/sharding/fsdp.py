@@ -33,6 +33,7 @@ _OF_GROUPS = (
     "_reduce_scatter_comm",
     "_all_reduce_hook",
     "reduce_grads",
+    "unshard_in_backward",
     "reduce_scatter_unused_params",
     "gradient_divide_factor",
     "force_sum_reduction_for_comms",
@@ -145,6 +146,30 @@ class Layer:
         """Number of elements of a reduced gradient on each worker, with FSDP's padding."""
         return sum(each.own.padded_sharded_param_size.numel() for each in self.trained)
 
+    def take_over(self, gather: Any, reduce: Any, taken: Any) -> None:
+        """Replace FSDP's collectives, and let it add gradients without a factor."""
+        self._settings = {
+            "_all_gather_comm": gather,
+            "_reduce_scatter_comm": reduce,
+            "_all_reduce_hook": taken,
+            "gradient_divide_factor": 1.0,
+            "force_sum_reduction_for_comms": True,
+            "reduce_scatter_unused_params": True,
+            "reduce_grads": True,
+            "unshard_in_backward": True,
+        }
+        for name, value in self._settings.items():
+            setattr(self.group, name, value)
+
+    def check(self) -> None:
+        """Raise UserError if the script has changed a setting of FSDP's on which the result depends."""
+        for name, value in self._settings.items():
+            if getattr(self.group, name) != value:
+                raise UserError(
+                    f"the script has changed a setting of fully_shard behind prepare() ({name.strip('_')}): the "
+                    "runtime adds up the gradients of all loop bodies, and needs FSDP as it is there"
+                )
+
     def place(self, mesh_info: Any, elements: Sequence[torch.Tensor]) -> None:
         """Divide the layer over another mesh. elements: of each parameter those of this worker."""
         self.free()
@@ -251,6 +276,11 @@ def _check_group(group: Any, mesh: Mesh | None) -> None:
         (
             {comm, type(group._reduce_scatter_comm).__name__} != of_torch or group._all_reduce_hook is not None,
             "collectives of its own: an elastic job has its own there",
+        ),
+        (
+            group.gradient_divide_factor is not None or not group.reduce_grads or not group.unshard_in_backward,
+            "a setting by set_gradient_divide_factor, set_requires_gradient_sync or set_unshard_in_backward: leave it "
+            "out",
         ),
     ):
         if wrong:

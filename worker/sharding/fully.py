@@ -63,11 +63,13 @@ class FullySharded:
         watch_calls(model, self._check_call)
         self._by_tensor = {id(each.tensor): each for each in self.parameters}
         check_elementwise(optimizers, "fully_shard")
+        self.optimizers = list(optimizers)
+        self._check_known()
         if any(group.get("fused") for each in optimizers for group in each.param_groups):
             raise UserError(
-                "fully_shard divides parameters at any row, where fused=True of an optimizer may round otherwise: leave it out"
+                "fully_shard divides parameters at any row, where fused=True of an optimizer may round otherwise: "
+                "leave it out"
             )
-        self.optimizers = list(optimizers)
         self._device = self.parameters[0].tensor.device
         order = {id(each): number for number, each in enumerate(model.parameters())}
         self._in_order = sorted(self.parameters, key=lambda each: order[id(each.tensor)])  # the model's
@@ -110,8 +112,8 @@ class FullySharded:
         """Raise UserError if the script calls the model between two loop bodies, where workers may do different things."""
         if self._division is not None and not self.over and self._rounds is not None and not self._rounds.in_body:
             raise UserError(
-                "the model was called in the loop over run.epochs(), but in no loop body before optimizer.step(): under "
-                "fully_shard each worker has a part of it there. Call it in the body, or after the loop"
+                "the model was called in the loop over run.epochs(), but in no loop body before optimizer.step(): "
+                "under fully_shard each worker has a part of it there. Call it in the body, or after the loop"
             )
 
     # -- the state's header and tensors
@@ -199,6 +201,7 @@ class FullySharded:
         nothing changed; StateLost, on all workers; UserError.
         """
         check_hooks(self.optimizers, "fully_shard")
+        self._check_known()
         if [each.tensor.requires_grad for each in self.parameters] != self._trained:
             raise UserError(
                 "fully_shard divides the parameters that prepare() has found trained, and this step trains others: "
@@ -206,8 +209,8 @@ class FullySharded:
             )
         if self._versions is not None and self._versions != self._present_versions():
             raise UserError(
-                "the script has changed a parameter between two steps, and under fully_shard each worker has a part of it: "
-                "change the model before prepare(), or leave fully_shard out"
+                "the script has changed a parameter between two steps, and under fully_shard each worker has a part of "
+                "it: change the model before prepare(), or leave fully_shard out"
             )
         if not self._begins:
             return
@@ -219,6 +222,15 @@ class FullySharded:
             raise StateLost("the workers do not agree on who has which rows of the parameters under fully_shard")
         self._divide(communicator, self._workers, self._workers, present if self._division is not None else None)
         self._step, self._begins = applied, False
+
+    def _check_known(self) -> None:
+        """Raise UserError if an optimizer has a parameter that is not divided."""
+        groups = [group["params"] for each in self.optimizers for group in each.param_groups]
+        if any(id(parameter) not in self._by_tensor for parameters in groups for parameter in parameters):
+            raise UserError(
+                "an optimizer has a parameter that is not under fully_shard: make it of model.parameters(), behind the "
+                "calls of fully_shard"
+            )
 
     def hand_over(self, communicator: Communicator, stay: Sequence[str] | None) -> None:
         """Behind the last update of a generation: send the rows of workers that leave to those that stay.

@@ -68,13 +68,7 @@ class Rounds:
         self._shows = False
         self.in_body = False
         for layer in layers:
-            group = layer.group
-            group._all_gather_comm = _Gather(self, layer)
-            group._reduce_scatter_comm = _Reduce(self, layer)
-            group._all_reduce_hook = _Taken(self, layer)
-            group.gradient_divide_factor = 1.0
-            group.force_sum_reduction_for_comms = True
-            group.reduce_scatter_unused_params = True
+            layer.take_over(_Gather(self, layer), _Reduce(self, layer), _Taken(self, layer))
         self.begin()
 
     def enter(self, communicator: Communicator) -> None:
@@ -114,10 +108,7 @@ class Rounds:
         """
         self.in_body = False
         for layer in self.layers:
-            if not layer.group.reduce_grads:
-                raise UserError(
-                    "set_requires_gradient_sync(False) was called: the runtime adds up the gradients of all loop bodies"
-                )
+            layer.check()
         self._reset()
         if not self._shows:
             self._check_untouched()
