@@ -275,7 +275,7 @@ class FullySharded:
         pieces: list[Piece] = []
         for each in self.parameters:
             span = each.rows(rank, size) if rank is not None else Interval(each.position, 0, 0)
-            pieces.append(self._composed(each, span, [own[each.position]] if own else [], received))
+            pieces.append(_compact(self._composed(each, span, [own[each.position]] if own else [], received)))
         communicator.wait(communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))  # all have everything
         self._hold(target, pieces, info(self._device.type, rank, size) if rank is not None else None)
 
@@ -534,6 +534,17 @@ class FullySharded:
 def _plain_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state of a whole parameter with plain tensors."""
     return {key: value._local_tensor if isinstance(value, DTensor) else value for key, value in state.items()}
+
+
+def _compact(piece: Piece) -> Piece:
+    """Return a piece whose tensors keep no memory but their own."""
+    state = {
+        key: value.clone()
+        if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > value.nbytes and key != VALUES
+        else value
+        for key, value in piece.state.items()
+    }
+    return Piece(piece.interval, state)
 
 
 def _outside(piece: Piece, interval: Interval) -> list[Piece]:
