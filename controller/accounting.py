@@ -23,7 +23,7 @@ IN_VAIN = (Fault.SCRIPT, Fault.SERVER, Fault.LOST, Fault.SILENT, Fault.KILLED)
 
 def look(usage: Usage, now: float, job: Job) -> None:
     """Book the time before, if the number of GPUs that `job` holds or uses has changed."""
-    if job.counted is not None and job.counted[0] is job.record and job.counted[1] == job.workers.version:
+    if job.is_counted:
         return
     joined = job.record.gpu_account.joined or has_joined(job)
     using, idling = held(job)
@@ -35,7 +35,7 @@ def look(usage: Usage, now: float, job: Job) -> None:
             _book(usage, job, account.joined(job.record.gpu_account))
         job.put_account(replace(job.record.gpu_account, using=using, idling=idling))
         usage.holds(job)
-    job.counted = job.record, job.workers.version
+    job.note_counted()
 
 
 def held(job: Job) -> tuple[int, int]:

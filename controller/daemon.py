@@ -265,7 +265,7 @@ class ControllerDaemon:
                 self._tell_role()
             case End(reason):
                 if self._reign is not None:
-                    self._reign.over = self._reign.over or reason
+                    self._reign.end(reason)
                     self._end_if_over(self._reign)
             case None:
                 pass

@@ -207,8 +207,7 @@ class ControllerMachine:
     def _pass_time_of(self, now: float, job: Job) -> None:
         self._cluster.jobs.mark_dirty(job)
         job.end_hold(now)
-        if job.profiling is not None and now >= job.profiling.until_s and not job.profiling.overdue:
-            job.profiling.overdue = True
+        if job.profiling is not None and job.profiling.is_late(now):
             self._cluster.planning.request()
         stop_late(self._cluster, now, job)
         stop_cut_off(self._cluster, now, job)

@@ -58,6 +58,10 @@ class Reign:
             self.over = LEASE_OVER
         return not self.over
 
+    def end(self, reason: str) -> None:
+        """End the reign, unless it is over already."""
+        self.over = self.over or reason
+
     def look_at_clock(self, now: float) -> None:
         """Handle a setting of the machine's clock, if any. Call this before handling any other event."""
         by_s = self._steps.step()

@@ -82,6 +82,10 @@ class Session:
         """Return the uid of the job of a worker in the last hello; "" if the hello does not list the worker."""
         return self.places[worker].uid if worker in self.places else ""
 
+    def heard(self, now: float) -> None:
+        """Renew the lease at `now`."""
+        self.last_heard_s = now
+
     def has_troubles(self, troubles: tuple[Trouble, ...]) -> None:
         """Take in the troubles of the server, as its agent has found them."""
         self.troubles = troubles
@@ -180,6 +184,10 @@ class Health:
         self.doubts[job] = Doubt((before.times if before is not None else 0) + 1, kind, owner)
         while len(self.doubts) > KEPT_DOUBTS:
             del self.doubts[next(iter(self.doubts))]
+
+    def start_failed(self, reason: str) -> None:
+        """Note why the last start failed."""
+        self.reason = reason
 
     def back_off(self, until_s: float, suspected: bool) -> None:
         """Count a failed start by the server's fault, and start nothing before `until_s`."""

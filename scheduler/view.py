@@ -125,12 +125,13 @@ class JobTable:
         at: Ints | slice | None = None,
         ended: Ended = NOTHING_ENDED,
         kept: Kept | None = None,
+        schedules: Schedules = NO_SCHEDULES,
     ) -> None:
         """Build the table of the jobs `rows` (numbers within `columns.names`).
 
         `lengths`: whether the policy may see how long jobs take. `at`: positions of the jobs in the columns, if these
-        differ from `rows`. `ended`: finished jobs. `kept`: the keeper of these jobs' order. A caller that already knows
-        `running` and `most_needed` may set them.
+        differ from `rows`. `ended`: finished jobs. `kept`: the keeper of these jobs' order. `schedules`: as the attribute.
+        A caller that already knows `running` and `most_needed` may set them.
         """
         self.rows = rows
         self.curves = curves
@@ -138,7 +139,7 @@ class JobTable:
         self._columns = columns
         self._lengths = lengths
         self._at: Ints | slice = rows if at is None else at
-        self.schedules: Schedules = NO_SCHEDULES
+        self.schedules = schedules
         self._kept = kept
         self._bounded = False  # whether the maximums differ from those of the columns
 
@@ -212,9 +213,7 @@ class JobTable:
 
     def _of(self, rows: Ints, at: Ints | slice, lengths: bool) -> JobTable:
         """Return a table of other rows of the same columns."""
-        table = JobTable(self._columns, rows, self.curves, lengths, at, self.ended)
-        table.schedules = self.schedules
-        return table
+        return JobTable(self._columns, rows, self.curves, lengths, at, self.ended, schedules=self.schedules)
 
     def speedup(self, rows: Any, gpus: Any) -> Any:
         """Return T(gpus) / T(1) of these rows."""

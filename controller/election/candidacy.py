@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from msgspec.structs import replace
-
 from ...protocol.messages import Refused, Standby
 from ...protocol.model import ServerId
 from ...protocol.times import BELIEVED_AGAIN_S, Leadership
@@ -146,7 +144,7 @@ class Candidacy:
             return
         self._count_s = now + self._times.renew_s
         asking = self._requests
-        asking.presence = replace(asking.presence, agents_heard=self._reachability.count(now))
+        asking.hears(self._reachability.count(now))
         others = [one for one in asking.present if one.name != self.name]
         most = max((one.agents_heard for one in others), default=0)
         reign = self._elector.reign

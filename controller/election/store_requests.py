@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from ..records import LEADER_KEY, LeaderRecord
 from ..store.interface import If, Put, PutLeased, SharedStore, StoreUnavailable
@@ -43,6 +44,10 @@ class ElectionRequests:
         self._lease_s = lease_s
         self.present: tuple[PresenceRecord, ...] = ()  # all running controllers, by name, as of the last renewal
         self.trouble = ""  # why the store did not answer the last request; "" if the store answered
+
+    def hears(self, agents: int) -> None:
+        """Publish with the next renewal that this controller hears so many agents."""
+        self.presence = replace(self.presence, agents_heard=agents)
 
     def carry_out(self, ask: Ask) -> list[Event]:
         """Send the request `ask` to the store, and return the events that result: `RequestFailed` without an answer."""

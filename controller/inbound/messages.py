@@ -228,7 +228,7 @@ def _repeat_to(cluster: Cluster, now: float, server: ServerId, seen: dict[Worker
     before the agent has answered the stop request.
     """
     for job in cluster.jobs.index.on_server(server):
-        job.silent.pop(server, None)
+        job.end_wait_for_server(server)
         here = [entry for entry in job.workers if entry.gpu.server == server]
         if job.record.overtaken:  # the record is outdated, and the job's workers are about to be stopped
             for entry in here:
@@ -421,7 +421,7 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
         return False
     if status.sequence <= before.sequence or _told(status) != _told(before):
         return False
-    job.statuses[status.worker] = status
+    job.put_status(status)
     if new := job.note_progress(status):
         cluster.history.tallies.stepped(new)
     cluster.jobs.rows.moved(job)
@@ -473,7 +473,7 @@ def _note_status(
     before = job.statuses.get(status.worker)
     if before is not None and status.sequence <= before.sequence:
         return
-    job.statuses[status.worker] = status
+    job.put_status(status)
     if not job.record.joined and not job.final:
         job.update(joined=True)  # policies include the job in their decisions from now on
     if status.hardware_agnostic not in (None, job.record.hardware_agnostic) and not job.final:
@@ -555,7 +555,7 @@ def _note_commit(now: float, job: Job, status: WorkerStatus) -> None:
         orders=tuple(other for other in job.record.orders if other.generation >= order.generation),
         progress=job.progress(),
     )
-    job.reported.rate_counts_from, job.reported.recovered = -1, False
+    job.reported.begin_generation()
     if job.record.phase is JobPhase.STARTING:
         job.enter(JobPhase.RUNNING, now)
     job.change_share(now, len(order.roster.members))

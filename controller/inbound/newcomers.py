@@ -86,9 +86,9 @@ def _failed_alone(cluster: Cluster, now: float, job: Job, reason: str, exit_code
     """Count a failed start while no worker has the state. If no other worker can go on either, the job may fail."""
     if fault is not Fault.SCRIPT:
         return
-    job.start_failures += 1
-    if job.start_failures > ENDS_ALLOWED and not any(usable(job, entry.worker) for entry in job.workers):
-        text = f"{job.start_failures} workers in a row ended before they could train; last: {reason}"
+    failures = job.count_start_failure()
+    if failures > ENDS_ALLOWED and not any(usable(job, entry.worker) for entry in job.workers):
+        text = f"{failures} workers in a row ended before they could train; last: {reason}"
         end_job(cluster, now, job, JobPhase.FAILED, text, exit_code)
 
 

@@ -78,6 +78,12 @@ class AvoidedPlaces:
             each.until_s = None
         return bool(over)
 
+    def leave_out(self, gap_s: float) -> None:
+        """Move the ends of all avoidances by `gap_s` seconds without a controller."""
+        for each in self.all:
+            if each.until_s is not None:
+                each.until_s += gap_s
+
     def trains_on(self, server: ServerId) -> None:
         """Note that a worker on `server` has the job's state, and end all avoidances except refusals elsewhere."""
         refused = {name: avoided for name, avoided in self.servers.items() if avoided.extent is Avoidance.REFUSED}

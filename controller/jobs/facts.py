@@ -1,11 +1,14 @@
-"""Facts that a job's submission, its record and its workers' newest reports determine. Nothing here changes a job (`job`)."""
+"""Facts that follow from a job's submission, its record, its workers' newest reports, and its place in its array.
+
+Nothing here changes a job (`job`).
+"""
 
 from __future__ import annotations
 
 import math
 from functools import cached_property
 
-from ...protocol.messages import PromiseState
+from ...protocol.messages import PromiseState, Withholding
 from ...protocol.model import JobId, JobSpec, job_number
 from .archive import key_of
 from .records import JobRecord, OrderRecord, Progress, Submission
@@ -14,11 +17,12 @@ from .throughput import fingerprint
 
 
 class Facts:
-    """The properties of a job that follow from these three."""
+    """Properties of a job that follow from these four."""
 
     submission: Submission
     record: JobRecord
     reported: Reported
+    beyond_array: bool
 
     @cached_property
     def id(self) -> JobId:
@@ -134,3 +138,30 @@ class Facts:
         """Steps until the end of the job; nan if unknown."""
         total = self.told_steps
         return float(max(0, total - self.steps_done)) if total is not None else math.nan
+
+    @property
+    def is_withheld(self) -> bool:
+        """Return whether a user, or other jobs that come or end first, keep the job from having GPUs.
+
+        Policies do not see such a job. A hold does not affect a job that has GPUs.
+        """
+        withheld = self.record.withheld
+        if self.record.waits_for or self.beyond_array:
+            return True
+        return withheld is not None and not (withheld.how is Withholding.HOLD and self.record.target)
+
+    @property
+    def why_withheld(self) -> str:
+        """Return the reason why the job is withheld, and the command that ends this; "" if the job is not withheld."""
+        withheld = self.record.withheld
+        if withheld is None:
+            if self.record.waits_for:
+                return f"waits for the end of {', '.join(self.record.waits_for)}"
+            array = self.spec.array if self.beyond_array else None
+            return f"waits for its turn: {array.most} of {array.name}[{array.text}] may run at a time" if array else ""
+        if withheld.how is Withholding.CANCEL:
+            return f"is being {'ended' if self.record.timed_out else 'cancelled'}{withheld.by}"
+        back = f"`elasticctl {withheld.how.back} {self.id}`"
+        if not self.is_withheld:
+            return f"held{withheld.by}: it runs on, and does not start again before {back}"
+        return f"{withheld.how.past}{withheld.by}: {back} lets it run again"

@@ -238,7 +238,7 @@ class Index:
         if before is None:
             moved: Collection[GpuAddress] = table.held
         elif before.holdings != table.holdings:
-            moved, table.moved = table.moved, {}
+            moved = table.take_moved()
         else:
             return
         for gpu in moved:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import InvalidTransition
-from ...protocol.messages import ShareChange, Withholding
+from ...protocol.messages import PromiseState
 from ...protocol.model import (
     Fault,
     GpuAddress,
@@ -43,7 +43,7 @@ from ...protocol.model import (
     WorkerPhase,
     WorkerStatus,
 )
-from ...protocol.texts import LONGEST_REASON, gpu_count, over_words
+from ...protocol.texts import LONGEST_REASON
 from ...protocol.times import (
     CUT_OFF_TIMEOUT_S,
     FIRST_BACK_OFF_S,
@@ -55,59 +55,22 @@ from ...protocol.times import (
     STOP_AGAIN_S,
 )
 from ...scheduler.kinds import Demand
+from . import shares
 from .account import Account
 from .avoided import Avoidance, Avoided, AvoidedPlaces
 from .facts import Facts
-from .records import JobRecord, Submission, WorkerRecord, WorkerState
+from .lateness import Lateness, lateness
+from .records import SCHEDULED, TRANSITIONS, JobRecord, Submission, WorkerRecord, WorkerState
 from .reported import STEPS_OF_A_RATE, Reported, counts_for_progress, measured_with
 from .table import WorkerTable
 from .throughput import Estimated
 from .usage import Uses
-from .volatile import AllMeasured, Lateness, Meeting, Planned, ProfilingRun, Saving
+from .volatile import Meeting, Planned, Profiled, ProfilingRun, Saving, Unproven
 from .worker_sets import SharedFacts, Statuses, WorkerSets, is_unstarted
 
 KEPT_PAST_WORKERS = 64
 KEPT_RESIZES = 64
-KEPT_SHARES = 512
-KEPT_REASONS = 16  # length of the tail of `JobRecord.shares` in which reasons are kept
 MAX_PATH = 4096
-
-TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
-    JobPhase.PENDING: (JobPhase.STARTING, JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED),
-    JobPhase.STARTING: (
-        JobPhase.PENDING,
-        JobPhase.RUNNING,
-        JobPhase.FINISHED,
-        JobPhase.FAILED,
-        JobPhase.CANCELLED,
-    ),
-    JobPhase.RUNNING: (
-        JobPhase.PENDING,
-        JobPhase.STARTING,
-        JobPhase.FINISHED,
-        JobPhase.FAILED,
-        JobPhase.CANCELLED,
-    ),
-    JobPhase.FINISHED: (),
-    JobPhase.FAILED: (),
-    JobPhase.CANCELLED: (),
-}
-
-
-# Fields of the record that scheduling decisions depend on, besides those that a decision itself sets.
-SCHEDULED = frozenset(
-    {
-        "withheld",
-        "waits_for",
-        "joined",
-        "overtaken",
-        "by_s",
-        "manual_share",
-        "does_not_grow",
-        "expected_steps",
-        "idle_shrunk",
-    }
-)
 
 
 def _nothing_due() -> None:
@@ -134,10 +97,9 @@ class Job(Facts):
     uses: Uses = field(default_factory=Uses)
     idle_due_s: float | None = None  # when something is done about idle GPUs (Unix time, `reconcile.idle`)
     profiling: ProfilingRun | None = None
-    profiled_shares: set[int] = field(default_factory=set)  # measured in a `ProfilingRun`, or could not be
+    profiled: Profiled = field(default_factory=Profiled)
     estimated: Estimated | None = None
     planned: Planned = field(default_factory=Planned)
-    all_measured: AllMeasured | None = None
     sent_address: str = ""  # the leader's address in the newest order as last sent
     # Returns the scheduler's reason, from its last decision, for giving a job no more GPUs.
     why_waiting: Callable[[JobId], str] = _nothing
@@ -149,9 +111,7 @@ class Job(Facts):
     avoided: AvoidedPlaces = field(default_factory=AvoidedPlaces)  # cleared when the job trains again
     # Most GPUs that the job can have outside the servers that refused it; None: no such bound is known.
     room: int | None = None
-    # Newcomers that began together with one that computed different results. Each is proven once it has applied a
-    # later step than this.
-    unproven: dict[WorkerId, int] = field(default_factory=dict)
+    unproven: Unproven = field(default_factory=Unproven)
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
     saving: Saving = field(default_factory=Saving)  # for a preempted job
     # Per worker: time of the last repeated stop request (Unix time).
@@ -161,13 +121,12 @@ class Job(Facts):
     silent: dict[ServerId, float] = field(default_factory=dict)
     # Since when this controller has watched the job (Unix time); time limits that began earlier run from then.
     watched_s: float = 0.0
-    # The job's record and the version of its worker table, as last seen by accounting (`accounting`).
-    counted: tuple[JobRecord, int] | None = None
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     on_reschedule: Callable[[], None] = _nothing_due  # called after each change that can alter a scheduling decision
     beyond_array: bool = False  # as many other jobs of its array as may run at a time come first (`reconcile.arrays`)
     # Since when members of the newest order and its leader have not reached each other (`cut_off`).
     cut_since: float | None = None
+    _counted: tuple[JobRecord, int] | None = None  # the record and the version of the worker table, when last counted
     _meeting: Meeting | None = None
     _borrows: bool = False  # workers and standing belong to another `Job` (`what_if`)
     _worker_sets: WorkerSets = field(default_factory=WorkerSets)
@@ -198,33 +157,6 @@ class Job(Facts):
     def waiting_reason(self) -> str:
         """Return why the job has no more GPUs: the scheduler's reason, or the user who withholds the job."""
         return self.why_withheld if self.is_withheld else self.why_waiting(self.id)
-
-    @property
-    def is_withheld(self) -> bool:
-        """Return whether a user, or other jobs that come or end first, keep the job from having GPUs.
-
-        Policies do not see such a job. A hold does not affect a job that has GPUs.
-        """
-        withheld = self.record.withheld
-        if self.record.waits_for or self.beyond_array:
-            return True
-        return withheld is not None and not (withheld.how is Withholding.HOLD and self.record.target)
-
-    @property
-    def why_withheld(self) -> str:
-        """Return the reason why the job is withheld, and the command that ends this; "" if the job is not withheld."""
-        withheld = self.record.withheld
-        if withheld is None:
-            if self.record.waits_for:
-                return f"waits for the end of {', '.join(self.record.waits_for)}"
-            array = self.spec.array if self.beyond_array else None
-            return f"waits for its turn: {array.most} of {array.name}[{array.text}] may run at a time" if array else ""
-        if withheld.how is Withholding.CANCEL:
-            return f"is being {'ended' if self.record.timed_out else 'cancelled'}{withheld.by}"
-        back = f"`elasticctl {withheld.how.back} {self.id}`"
-        if not self.is_withheld:
-            return f"held{withheld.by}: it runs on, and does not start again before {back}"
-        return f"{withheld.how.past}{withheld.by}: {back} lets it run again"
 
     @property
     def gang(self) -> bool:
@@ -321,6 +253,14 @@ class Job(Facts):
         """Return the record of a living or past worker; None if unknown."""
         return self.worker(worker) or next((entry for entry in self.record.past if entry.worker == worker), None)
 
+    def belong_to(self, on_change: Callable[[Job], None], on_reschedule: Callable[[], None]) -> None:
+        """Notify a cluster of each change, until `leave`.
+
+        `on_change` is called after each change of the record, `on_reschedule` after each change that can alter a
+        scheduling decision.
+        """
+        self.on_change, self.on_reschedule = on_change, on_reschedule
+
     def leave(self) -> None:
         """Stop notifying the cluster of changes, because the job no longer belongs to one."""
         self.on_change, self.on_reschedule = _nobody, _nothing_due
@@ -354,6 +294,50 @@ class Job(Facts):
         """
         self.record = msgspec.structs.replace(self.record, gpu_account=account)
 
+    @property
+    def is_counted(self) -> bool:
+        """Return whether the GPUs of the present record and workers have been counted (`accounting`)."""
+        counted = self._counted
+        return counted is not None and counted[0] is self.record and counted[1] == self.workers.version
+
+    def note_counted(self) -> None:
+        """Note that the GPUs of the present record and workers have been counted."""
+        self._counted = self.record, self.workers.version
+
+    # -- scheduling
+
+    def put_estimate(self, estimate: Estimated | None) -> None:
+        """Replace the estimate of the throughput; None: the last one does not apply any more."""
+        self.estimated = estimate
+
+    def explain_waiting(self, why: Callable[[JobId], str]) -> None:
+        """Take over the last decision's reason for giving the job no more GPUs. `why` returns the reason in words."""
+        self.why_waiting = why
+
+    def bound_by_refusals(self, most: int | None) -> None:
+        """Bound the job to the GPUs outside the servers that refused it; None: a decision will find the bound again."""
+        self.room = most
+
+    def limit_by_array(self, beyond: bool) -> bool:
+        """Note whether as many other jobs of the array as may run at a time come first; return whether that is news."""
+        news, self.beyond_array = beyond is not self.beyond_array, beyond
+        return news
+
+    def set_promise(self, state: PromiseState | None, planned: Planned) -> bool:
+        """Set the state of the promise for the deadline, with its plan; return whether the state is news."""
+        self.planned = planned
+        if state is self.record.promise:
+            return False
+        self.update(promise=state)
+        return True
+
+    # -- workers
+
+    def put_status(self, status: WorkerStatus) -> None:
+        """Replace the last status of a worker."""
+        self._own()
+        self.statuses[status.worker] = status
+
     def update_worker(self, worker: WorkerId, **changes: Any) -> None:
         """Replace fields of one worker's record."""
         if (entry := self.workers.get(worker)) is not None:
@@ -365,6 +349,16 @@ class Job(Facts):
         self.update_worker(entry.worker, trained=True, began_at=step, start_s=start_s)
         self.start_failures = 0
         self.avoided.trains_on(entry.gpu.server)
+
+    def count_start_failure(self) -> int:
+        """Count a worker that failed at its start while no worker has the state; return how many did so in a row."""
+        self.start_failures += 1
+        return self.start_failures
+
+    def forget_lost(self) -> None:
+        """Forget the progress and the failed starts of lost workers: the job begins again at its last checkpoint."""
+        self.reported.forget_progress()
+        self.start_failures = 0
 
     def put_worker(self, entry: WorkerRecord) -> None:
         """Add a worker, or replace the record of a known one."""
@@ -470,53 +464,43 @@ class Job(Facts):
 
     def change_share(self, now: float, share: int) -> None:
         """Record that `share` GPUs train from now on."""
-        shares = self.record.shares
-        if (shares and shares[-1].share == share == 0) or (not shares and share == 0):
-            return
-        change = ShareChange(time_s=now, share=share, generation=self.record.committed, reason=self._why_share(share))
-        self._count(now, now)
-        if len(shares) >= KEPT_REASONS and shares[-KEPT_REASONS].reason:
-            forgotten = msgspec.structs.replace(shares[-KEPT_REASONS], reason="")
-            shares = (*shares[:-KEPT_REASONS], forgotten, *shares[1 - KEPT_REASONS :])
-        self.update(shares=(*shares, change)[-KEPT_SHARES:], peak_gpus=max(self.record.peak_gpus, share))
-
-    def _why_share(self, share: int) -> str:
-        """Return the recorded reason for which `share` GPUs train from now on."""
-        kept = self.record
-        if kept.phase.final:
-            return f"it {over_words(kept.phase)}"
-        had_before = any(one.share == share and one.time_s >= kept.target_since_s for one in kept.shares)
-        if share == len(kept.target) and not (share and had_before):
-            return kept.target_reason
-        if share == len(kept.target):
-            return "whole again"
-        lost = next(
-            (entry for entry in reversed(kept.past) if entry.fault not in (None, Fault.NONE, Fault.STOPPED)), None
-        )
-        if lost is not None and (not kept.shares or (lost.ended_s or 0.0) >= kept.shares[-1].time_s):
-            return f"{lost.worker} on {lost.gpu} was lost: {lost.reason}"[:LONGEST_REASON]
-        return f"on its way to {gpu_count(len(kept.target))}"
+        if fields := shares.changed(self.record, now, share):
+            self.update(**fields)
 
     def attained_gpu_s(self, now: float) -> float:
         """Return the GPU-seconds of training so far."""
-        if not self.record.shares:
-            return 0.0
-        return self.record.attained_gpu_s + self.record.shares[-1].share * self._uncounted_s(now)
+        return shares.attained_gpu_s(self.record, now)
 
     def executed_s(self, now: float) -> float:
         """Return the seconds of training so far, on any number of GPUs."""
-        if not self.record.shares or not self.record.shares[-1].share:
-            return self.record.executed_s
-        return self.record.executed_s + self._uncounted_s(now)
-
-    def _uncounted_s(self, now: float) -> float:
-        since_s = self.record.counted_s if self.record.counted_s is not None else self.record.shares[-1].time_s
-        return max(0.0, now - since_s)
-
-    def _count(self, until: float, on_from: float) -> None:
-        self.update(attained_gpu_s=self.attained_gpu_s(until), executed_s=self.executed_s(until), counted_s=on_from)
+        return shares.executed_s(self.record, now)
 
     # -- time limits and timers
+
+    def let_leave(self, now: float, workers: Collection[WorkerId]) -> None:
+        """Give time to leave to exactly these workers, which no roster names; each had it from its first such call."""
+        self.leaving_since = {worker: self.leaving_since.get(worker, now) for worker in workers}
+
+    def end_leave(self, worker: WorkerId) -> None:
+        """End the time that `worker` has to leave: the worker is stopped."""
+        self.leaving_since.pop(worker, None)
+
+    def await_server(self, server: ServerId, until_s: float) -> None:
+        """Wait for a server with processes of this gang that has lost its lease, until `until_s` (Unix time) at most."""
+        self.silent = self.silent | {server: self.silent.get(server, until_s)}
+
+    def end_wait_for_server(self, server: ServerId) -> None:
+        """End the wait: the server has a lease again, or is given up."""
+        self.silent = {other: due_s for other, due_s in self.silent.items() if other != server}
+
+    def set_idle_timer(self, due_s: float | None) -> bool:
+        """Set when to act on idle GPUs (Unix time; None: never); return whether that is news."""
+        news, self.idle_due_s = due_s != self.idle_due_s, due_s
+        return news
+
+    def begin_saving(self, saver: WorkerId | None) -> None:
+        """Begin to save the state of the preempted job, by the worker `saver`; its turn has no limit yet."""
+        self.saving = Saving(saver)
 
     def latenesses(self) -> tuple[Lateness, ...]:
         """Return the workers that have not reached their training loop yet, with their time limits."""
@@ -524,21 +508,9 @@ class Job(Facts):
         return tuple(each for each in late if each is not None)
 
     def _lateness(self, entry: WorkerRecord, status: WorkerStatus | None) -> Lateness | None:
-        if entry.state is WorkerState.ORDERED or entry.stopping or entry.trained or self.final:
+        if self.final:
             return None
-        spec = self.spec
-        if status is None and entry.joined_s is None and entry.started_s is not None:
-            if not (self.elastic or spec.must_join):
-                return None
-            limit_s = spec.start_timeout_s
-            began_s = max(entry.started_s, self.watched_s)
-            return Lateness(entry.worker, "called elastic.join()", limit_s, began_s + limit_s)
-        if status is not None and status.phase is WorkerPhase.STARTING and entry.joined_s is not None:
-            limit_s = spec.load_timeout_s
-            what = "come to its training loop (run.epochs)"
-            began_s = max(entry.joined_s, self.watched_s)
-            return Lateness(entry.worker, what, limit_s, began_s + limit_s)
-        return None
+        return lateness(self.spec, entry, status, self.elastic or self.spec.must_join, self.watched_s)
 
     def overdue(self) -> dict[WorkerId, float]:
         """Return when the stop requests for workers that do not end are sent again (Unix time).
@@ -561,7 +533,7 @@ class Job(Facts):
     def stop_sent(self, worker: WorkerId, now: float) -> None:
         """Note that the agent of a worker that has not ended is asked again to stop it."""
         self.stop_sent_s[worker] = now
-        self.workers.news[worker] = None
+        self.workers.examine_again(worker)
 
     def unstarted(self) -> list[WorkerRecord]:
         """Return the workers that agents were asked to start, without a confirmation so far."""
@@ -595,6 +567,10 @@ class Job(Facts):
             and status.phase not in (WorkerPhase.LEFT, WorkerPhase.FINISHED)
             and (status.order < newest.generation or (entry.worker in unheard and leader in status.unheard))
         ]
+
+    def address_sent(self, address: str) -> None:
+        """Note the leader's address with which the newest order is sent."""
+        self.sent_address = address
 
     def orders_sent(self, now: float) -> None:
         """Note that the newest order, or starts, are sent."""
@@ -708,7 +684,7 @@ class Job(Facts):
         gap_s = now - before
         self.watched_s += gap_s
         if self.share_gpus:
-            self._count(before, now)
+            self.update(**shares.counted(self.record, before, now))
         self.restart_at = _later(self.restart_at, gap_s)
         self.hold_until = _later(self.hold_until, gap_s)
         self.cut_since = _later(self.cut_since, gap_s)
@@ -716,33 +692,23 @@ class Job(Facts):
         self._leave_out_saving(now, gap_s)
         self.stop_rest_at = _later(self.stop_rest_at, gap_s)
         self.silent = {server: due_s + gap_s for server, due_s in self.silent.items()}
-        for avoided in self.avoided.all:
-            avoided.until_s = _later(avoided.until_s, gap_s)
+        self.avoided.leave_out(gap_s)
         for late in self.latenesses():
             self.allow_more(late.worker, gap_s)
         self.orders_sent_s += gap_s
         self.stop_sent_s = {worker: sent_s + gap_s for worker, sent_s in self.stop_sent_s.items()}
         self.leaving_since = {worker: since + gap_s for worker, since in self.leaving_since.items()}
         if self.profiling is not None:
-            self.profiling.began_s += gap_s
-            self.profiling.until_s += gap_s
+            self.profiling.leave_out(gap_s)
 
     def _leave_out_saving(self, now: float, gap_s: float) -> None:
-        """Move the timers of saving by `gap_s`, within the limits that the agents count.
-
-        Agents count on during the gap, so a turn lasts at most half of the time that they still allow. If the clock was
-        set back, the agents' limits in the record move with it.
-        """
-        saving = self.saving
-        saving.until_s = _later(saving.until_s, gap_s)
+        """Move the end of the saver's turn. If the clock was set back, the agents' limits in the record move as well."""
         if gap_s < 0:
             for entry in self.workers:
                 if entry.stop_by_s is not None:
                     self.update_worker(entry.worker, stop_by_s=entry.stop_by_s + gap_s)
-        saver = self.worker(saving.saver) if saving.saver is not None else None
-        left_s = saver.stop_by_s - now if saver is not None and saver.stop_by_s is not None else 0.0
-        if saving.until_s is not None and left_s > 0:
-            saving.until_s = min(saving.until_s, now + left_s / 2)
+        saver = self.worker(self.saving.saver) if self.saving.saver is not None else None
+        self.saving.leave_out(now, gap_s, saver.stop_by_s if saver is not None else None)
 
     def note_saved(self, status: WorkerStatus) -> bool:
         """Remember the newest checkpoint; return whether it is a new one.
@@ -790,8 +756,7 @@ class Job(Facts):
             return False
         first = reported.rate_is_new(status.applied, self._own_delay)
         where = (self.share_gpus, len({member.gpu.server for member in order.roster.members}))
-        recovered, reported.recovered = reported.recovered, False
-        if recovered and any((entry.share, entry.servers) == where for entry in self.record.measured):
+        if reported.take_recovered() and any((entry.share, entry.servers) == where for entry in self.record.measured):
             return False
         gpu = "" if Demand.of(self.spec, agnostic=self.record.hardware_agnostic).mixes else self.record.gpu_name
         found = measured_with(self.record.measured, where, 1.0 / steady.step_s, gpu, now, first)

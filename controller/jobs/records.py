@@ -31,6 +31,42 @@ from ...protocol.model import (
 from ...scheduler.speedup_curve import Measured
 from .account import Account
 
+TRANSITIONS: dict[JobPhase, tuple[JobPhase, ...]] = {
+    JobPhase.PENDING: (JobPhase.STARTING, JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED),
+    JobPhase.STARTING: (
+        JobPhase.PENDING,
+        JobPhase.RUNNING,
+        JobPhase.FINISHED,
+        JobPhase.FAILED,
+        JobPhase.CANCELLED,
+    ),
+    JobPhase.RUNNING: (
+        JobPhase.PENDING,
+        JobPhase.STARTING,
+        JobPhase.FINISHED,
+        JobPhase.FAILED,
+        JobPhase.CANCELLED,
+    ),
+    JobPhase.FINISHED: (),
+    JobPhase.FAILED: (),
+    JobPhase.CANCELLED: (),
+}
+
+# Fields of the record that scheduling decisions depend on, besides those that a decision itself sets.
+SCHEDULED = frozenset(
+    {
+        "withheld",
+        "waits_for",
+        "joined",
+        "overtaken",
+        "by_s",
+        "manual_share",
+        "does_not_grow",
+        "expected_steps",
+        "idle_shrunk",
+    }
+)
+
 
 class WorkerState(enum.Enum):
     """State of a worker's process, as far as the controller knows."""

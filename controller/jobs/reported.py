@@ -61,6 +61,19 @@ class Reported:
         found = self.reports.steps_until(until)
         return known if found and known and abs(found - known) <= NOISE * known else found
 
+    def begin_generation(self) -> None:
+        """Let the measurement of the rate begin again, with the first steps of a new generation."""
+        self.rate_counts_from, self.recovered = -1, False
+
+    def take_recovered(self) -> bool:
+        """Return whether an earlier controller may have counted the rate at hand already; later rates are new."""
+        recovered, self.recovered = self.recovered, False
+        return recovered
+
+    def forget_progress(self) -> None:
+        """Forget the newest progress, since the workers that reported it are lost."""
+        self.newest = None
+
     def rate_is_new(self, applied: int, own_delay: int) -> bool:
         """Note that a rate up to this step is measured; return whether it is the first one of its generation.
 

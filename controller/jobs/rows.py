@@ -363,7 +363,7 @@ class Rows:
             self._kept.curve[self._row[job.id]] = self._kinds[key].curve
         else:
             self._measured.setdefault(job.kind, {})[job.id] = job
-            job.estimated = None  # the estimate of the kind does not apply any more
+            job.put_estimate(None)  # the estimate of the kind does not apply any more
             self._own_curve[job.id] = self._kept.curve[self._row[job.id]] = self._new_curve()
 
     def _unclassify(self, job: Job) -> None:
@@ -406,11 +406,11 @@ class Rows:
         job = self._jobs[row]
         assert job is not None
         if kind.told is None:
-            job.estimated = None
+            job.put_estimate(None)
             kind.told = estimate(job, self._servers)
             kind.peaks.clear()
             self._tell_curve(kind.curve, kind.told)
-        job.estimated = kind.told
+        job.put_estimate(kind.told)
         self._tell_peak(row, kind.told, kind.peaks)
 
     def _estimate_measured(self, again: Mapping[JobId, Job], earlier: Earlier, estimate: Estimate) -> None:

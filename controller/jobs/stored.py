@@ -82,7 +82,7 @@ def changes(job: Job, before: Written | None, most: int = WHOLE) -> tuple[Change
     table, record = job.workers, job.record
     if before is not None and before.record is record and not table.unwritten:
         return None, before
-    unwritten, table.unwritten = table.unwritten, {}
+    unwritten = table.take_unwritten()
     parted = len(table) > most or (before is not None and before.parted and len(table) > 0)
     if not parted:
         now = Written(record, whole=tuple(table))

@@ -118,6 +118,20 @@ class WorkerTable:
         self._note(worker)
         return entry
 
+    def examine_again(self, worker: WorkerId) -> None:
+        """Let `worker_sets` examine a worker with an unchanged record, because a time limit of it has moved."""
+        self.news[worker] = None
+
+    def take_unwritten(self) -> dict[WorkerId, None]:
+        """Return the workers that have changed since the last call."""
+        found, self.unwritten = self.unwritten, {}
+        return found
+
+    def take_moved(self) -> dict[GpuAddress, None]:
+        """Return the GPUs that were taken or released since the last call."""
+        found, self.moved = self.moved, {}
+        return found
+
     def copy(self) -> WorkerTable:
         """Return an independent table with the same records, which no reader has examined yet."""
         found = copy.copy(self)

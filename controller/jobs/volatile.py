@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...protocol.messages import CounterOffer
-from ...protocol.model import GpuAddress, ServerId, WorkerId
+from ...protocol.model import GpuAddress, ServerId, WorkerId, WorkerStatus
 from .records import OrderRecord
 from .throughput import Estimated
-
-
-@dataclass(frozen=True)
-class Lateness:
-    """Progress that a started worker still owes, and its time limit."""
-
-    worker: WorkerId
-    what: str  # completes the sentence "the worker has not ..."
-    limit_s: float  # time allowed
-    until_s: float  # Unix time
-
-    @property
-    def reason(self) -> str:
-        """Return the reason for stopping the worker at the time limit."""
-        return f"{self.worker} has not {self.what} within {self.limit_s:g} s"
 
 
 @dataclass
@@ -43,6 +28,17 @@ class ProfilingRun:
     def share(self) -> int:
         return self.shares[0]
 
+    def is_late(self, now: float) -> bool:
+        """Return, once, whether the measurement with the present share has taken too long."""
+        late = now >= self.until_s and not self.overdue
+        self.overdue = self.overdue or late
+        return late
+
+    def leave_out(self, gap_s: float) -> None:
+        """Move the measurement by `gap_s` seconds without a controller."""
+        self.began_s += gap_s
+        self.until_s += gap_s
+
 
 @dataclass
 class Saving:
@@ -54,14 +50,100 @@ class Saving:
     # Per dismissed worker: the last step that was reported to it as saved.
     dismissed: dict[WorkerId, int] = field(default_factory=dict)
 
+    def name(self, saver: WorkerId | None, until_s: float | None) -> None:
+        """Name the worker that saves, until `until_s` (Unix time; None: without a limit)."""
+        self.saver, self.until_s = saver, until_s
+
+    def end_turn(self, now: float) -> None:
+        """Count the saver as slow if its turn is over: other workers are preferred from now on."""
+        if self.until_s is not None and self.saver is not None and now >= self.until_s:
+            self.until_s = None
+            self.slow.add(self.saver)
+
+    def dismiss(self, worker: WorkerId, step: int) -> bool:
+        """Note that `worker` is told that `step` is saved; return whether this step, or a later one, is news to it."""
+        if self.dismissed.get(worker, -1) >= step:
+            return False
+        self.dismissed[worker] = step
+        return True
+
+    def leave_out(self, now: float, gap_s: float, stop_by_s: float | None) -> None:
+        """Move the end of the turn by `gap_s` seconds without a controller.
+
+        `stop_by_s`: when the saver's agent kills it (Unix time). Agents count on during the gap, so the turn lasts at most
+        half of the time that the agent still allows.
+        """
+        if self.until_s is None:
+            return
+        self.until_s += gap_s
+        if stop_by_s is not None and stop_by_s > now:
+            self.until_s = min(self.until_s, now + (stop_by_s - now) / 2)
+
 
 @dataclass(frozen=True)
-class AllMeasured:
-    """Evidence that a job with this estimate and these GPUs has no smaller share left to measure (`profiling`)."""
+class _AllMeasured:
+    """Estimate, GPUs and packing with which a job had no smaller share left to measure."""
 
-    estimated: Estimated
+    estimated: Estimated | None
     target: tuple[GpuAddress, ...]
-    packed: int | None  # GPUs of each server if the scheduler packs shares; else None
+    packed: int | None
+
+
+@dataclass
+class Profiled:
+    """Shares with which a job has been profiled (`profiling`)."""
+
+    shares: set[int] = field(default_factory=set)  # measured in a `ProfilingRun`, or not measurable in its time
+    _all: _AllMeasured | None = None
+
+    def add(self, share: int) -> None:
+        """Note that the run with `share` GPUs is over."""
+        self.shares.add(share)
+
+    def note_all(self, estimated: Estimated | None, target: tuple[GpuAddress, ...], packed: int | None) -> None:
+        """Note that a job with this estimate and these GPUs has no smaller share left to measure.
+
+        `packed`: the number of GPUs of each server if the scheduler packs shares; else None.
+        """
+        self._all = _AllMeasured(estimated, target, packed)
+
+    def is_all(self, estimated: Estimated | None, target: tuple[GpuAddress, ...], packed: int | None) -> bool:
+        """Return whether `note_all` was called with these very objects, as in most decisions."""
+        known = self._all
+        return known is not None and known.target is target and known.estimated is estimated and known.packed == packed
+
+
+@dataclass
+class Unproven:
+    """Joining workers that began together with one that computed different results (`reconcile.growth`)."""
+
+    steps: dict[WorkerId, int] = field(default_factory=dict)  # a worker is proven once it has applied a later step
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self.steps
+
+    def add(self, workers: Iterable[WorkerId], step: int) -> None:
+        """Count these workers as unproven until each has applied a later step than `step`."""
+        self.steps |= dict.fromkeys(workers, step)
+
+    def forget_all(self) -> None:
+        """Count all workers as proven."""
+        self.steps = {}
+
+    def forget_proven(self, alive: Container[WorkerId], statuses: Mapping[WorkerId, WorkerStatus]) -> None:
+        """Forget the workers that are proven by their last status, or have ended."""
+        self.steps = {
+            worker: step
+            for worker, step in self.steps.items()
+            if worker in alive and not _has_applied_later(statuses.get(worker), step)
+        }
+
+
+def _has_applied_later(status: WorkerStatus | None, step: int) -> bool:
+    return status is not None and status.applied is not None and status.applied > step
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ def limit_arrays(cluster: Cluster) -> None:
         chosen = {job.id for job in (*with_gpus, *able)[: array.most]}
         for job in elements:
             beyond = job.id not in chosen and not job.record.target
-            if beyond is not job.beyond_array:
-                job.beyond_array = beyond
+            if job.limit_by_array(beyond):
                 cluster.jobs.mark_dirty(job)
                 cluster.planning.request()
 

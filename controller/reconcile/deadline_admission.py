@@ -413,8 +413,8 @@ def _wide(
     }
     for row, wider in zip(narrow, rows, strict=False):
         columns["max_gpus"][row], columns["curve"][row] = wider["max_gpus"], wider["curve"]
-    table = JobTable(Columns(names=names, **columns), np.arange(len(names)), curves, ended=jobs.ended)
-    table.schedules = cluster.planning.schedules
+    all_columns, schedules = Columns(names=names, **columns), cluster.planning.schedules
+    table = JobTable(all_columns, np.arange(len(names)), curves, ended=jobs.ended, schedules=schedules)
     others = Counter(_sort(cluster, gpu).name for job in more if job.spec.deadline is None for gpu in job.own_gpus)
     starting = {name: ((now, now + STARTED_S, count),) for name, count in others.items()}
     view = _with_types(cluster, now, structs.replace(view, jobs=table), (*seen.jobs, *more))
@@ -552,10 +552,8 @@ def _note(cluster: Cluster, now: float, job: Job, state: PromiseState, planned: 
         state, planned = before, Planned(waits_for=THROUGHPUT, final_by_s=job.planned.final_by_s)
     elif before is PromiseState.PROVISIONAL and state is PromiseState.BREAKS:
         state = PromiseState.NONE  # the promise was never final
-    job.planned = planned
-    if state is before:
+    if not job.set_promise(state, planned):
         return
-    job.update(promise=state)
     cluster.jobs.mark_dirty(job)
     text = _told(now, job, state, before)
     if text:

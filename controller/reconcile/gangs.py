@@ -139,19 +139,19 @@ def wait_for_server(cluster: Cluster, now: float, job: Job, server: ServerId) ->
         return False
     if not any(entry.gpu.server == server and entry.state is not WorkerState.ORDERED for entry in job.workers):
         return False
-    job.silent.setdefault(server, now + SILENT_SERVER_S)
+    job.await_server(server, now + SILENT_SERVER_S)
     cluster.jobs.mark_dirty(job)
     return True
 
 
 def watch_silent(cluster: Cluster, now: float, job: Job) -> None:
     """Give up the servers that have been silent for too long."""
-    for server, due_s in list(job.silent.items()):
+    for server, due_s in job.silent.items():
         session = cluster.servers.sessions.get(server)
         if session is not None and session.alive:
-            del job.silent[server]
+            job.end_wait_for_server(server)
         elif now >= due_s:
-            del job.silent[server]
+            job.end_wait_for_server(server)
             _give_up(cluster, now, job, server)
     cluster.jobs.mark_dirty(job)
 

@@ -49,9 +49,9 @@ def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     with_state = _having(job)
     if not with_state:
         return  # no worker can go on: the restart counts the failure
-    for other in with_state:
-        if other.generation >= entry.generation and other.worker != _leader(job):
-            job.unproven[other.worker] = job.reported.best_applied + 1
+    leader = _leader(job)
+    beside = [other.worker for other in with_state if other.generation >= entry.generation]
+    job.unproven.add([worker for worker in beside if worker != leader], job.reported.best_applied + 1)
     why = f"{entry.worker} on {entry.gpu} does not compute what the other workers do: {_told(reason)}"
     if _none_proven(job):
         _stop_all(cluster, now, job)
@@ -140,25 +140,18 @@ def keep_together(cluster: Cluster, now: float, job: Job) -> None:
     If only unproven workers have the state, all workers are stopped, and the job restarts.
     """
     if not job.elastic or job.newest is None:
-        job.unproven.clear()
+        job.unproven.forget_all()
         return
     keeps = job.record.does_not_grow and job.record.target
     if not (job.unproven or keeps) or not (with_state := _having(job)):
         return
     if job.unproven:
-        _forget_proven(job)
+        job.unproven.forget_proven(job.workers, job.statuses)
         if _none_proven(job):
             _stop_all(cluster, now, job)
             return
     if keeps:
         _keep(cluster, now, job, _whole_servers(job, {entry.gpu for entry in with_state}))
-
-
-def _forget_proven(job: Job) -> None:
-    for worker, step in list(job.unproven.items()):
-        status = job.statuses.get(worker)
-        if job.worker(worker) is None or (status is not None and status.applied is not None and status.applied > step):
-            del job.unproven[worker]
 
 
 def _none_proven(job: Job) -> bool:

@@ -62,22 +62,21 @@ def reclaim_idle(cluster: Cluster, now: float, job: Job) -> None:
             _shrink(cluster, now, job, since_s)
         elif "warn" in due:
             _warn(cluster, now, job, since_s, rules)
-    job.idle_due_s = None
+    job.set_idle_timer(None)
     _set_timer(cluster, now, job)
 
 
 def rules_changed(cluster: Cluster) -> None:
     """Have the next report of each idle job judged by other rules than before."""
     for job in cluster.jobs.index.live.values():
-        job.idle_due_s = None
+        job.set_idle_timer(None)
 
 
 def _set_timer(cluster: Cluster, now: float, job: Job) -> None:
     acts = _acts(job, _rules(cluster, job))
     since_s = idle_since_s(now, job) if acts else None
     due_s = _begun_s(job, since_s) + min(acts.values()) if since_s is not None else None
-    if due_s != job.idle_due_s:
-        job.idle_due_s = due_s
+    if job.set_idle_timer(due_s):
         cluster.jobs.touch(job)
 
 

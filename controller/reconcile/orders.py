@@ -119,7 +119,7 @@ def send_order(cluster: Cluster, job: Job) -> None:
     message = order_message(job)
     if message is None:
         return
-    job.sent_address = message.leader_address
+    job.address_sent(message.leader_address)
     servers: dict[ServerId, None] = {entry.gpu.server: None for entry in job.workers}
     for server in servers:
         cluster.servers.send(server, message)

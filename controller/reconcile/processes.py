@@ -111,15 +111,12 @@ def _rendezvous(cluster: Cluster, job: Job, entry: WorkerRecord) -> Rendezvous |
 def stop_unneeded(cluster: Cluster, now: float, job: Job) -> None:
     """Stop the workers that no roster names. Workers that are leaving get LEAVING_PATIENCE_S seconds to exit first."""
     found = unneeded(job)
-    names = {entry.worker for entry in found}
-    for worker in [worker for worker in job.leaving_since if worker not in names]:
-        del job.leaving_since[worker]
+    job.let_leave(now, [entry.worker for entry in found])
     for entry in found:
         status = job.statuses.get(entry.worker)
         leaving = status is not None and status.phase in (WorkerPhase.TRAINING, WorkerPhase.LEFT, WorkerPhase.FINISHED)
-        since = job.leaving_since.setdefault(entry.worker, now)
-        if not leaving or now >= since + LEAVING_PATIENCE_S:
-            job.leaving_since.pop(entry.worker, None)
+        if not leaving or now >= job.leaving_since[entry.worker] + LEAVING_PATIENCE_S:
+            job.end_leave(entry.worker)
             stop_worker(cluster, now, job, entry.worker)
 
 

@@ -19,7 +19,7 @@ from ...scheduler.speedup_curve import points
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.rows import left_s
-from ..jobs.volatile import AllMeasured, ProfilingRun
+from ..jobs.volatile import ProfilingRun
 from ..state.planning import Snapshot
 
 
@@ -32,9 +32,7 @@ def profile_jobs(cluster: Cluster, now: float, seen: Snapshot, decision: Decisio
         if job.profiling is not None:
             _go_on(cluster, now, job, in_order(decision.placements.get(row, 0), seen.gpus, job.record.target))
             continue
-        before = job.all_measured  # most jobs come with the same estimate and GPUs each time
-        same = before is not None and before.target is job.record.target and before.estimated is job.estimated
-        if same and before is not None and before.packed == packed:
+        if job.profiled.is_all(job.estimated, job.record.target, packed):
             continue
         if begin and (shares := _worthwhile(cluster, job, int(decision.shares[row]), packed)):
             _measure_with(cluster, now, job, shares)
@@ -74,7 +72,7 @@ def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...
     measured = any(entry.share == profiling.share and entry.at_s >= profiling.began_s for entry in job.record.measured)
     if not measured and now < profiling.until_s:
         return
-    job.profiled_shares.add(profiling.share)
+    job.profiled.add(profiling.share)
     if profiling.shares[1:]:
         _measure_with(cluster, now, job, profiling.shares[1:])
         return
@@ -98,10 +96,10 @@ def _worthwhile(cluster: Cluster, job: Job, share: int, packed: int | None) -> t
     shares = [
         below
         for below in unknown(_on_the_way(job, packed), known)
-        if below not in job.profiled_shares and len({gpu.server for gpu in _some(target, below)}) <= told.fewest[below]
+        if below not in job.profiled.shares and len({gpu.server for gpu in _some(target, below)}) <= told.fewest[below]
     ]
     if not shares:
-        job.all_measured = AllMeasured(told, target, packed)
+        job.profiled.note_all(told, target, packed)
     return worth_measuring(cluster.settings.measuring, shares, told.curve, left_s(job, told, share))
 
 

@@ -70,8 +70,7 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     if kept.does_not_grow or job.hold_until is not None:
         job.release()  # the restart replaces all its workers
         cluster.planning.request()
-    job.reported.newest = None
-    job.start_failures = 0
+    job.forget_lost()
     last = ended[-1] if ended else None
     because = f"{last.worker}: {last.reason}" if last is not None else why
     if failures >= 2 and last is not None:

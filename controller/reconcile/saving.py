@@ -23,7 +23,6 @@ from ..cluster import Cluster
 from ..jobs.generations import choose_leader, holders
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord
-from ..jobs.volatile import Saving
 from .processes import save_grace_s, send_stop, stop_worker
 
 
@@ -35,11 +34,11 @@ def suspend(cluster: Cluster, now: float, job: Job, saver: WorkerId | None = Non
     able = tuple(entry.worker for entry in holders(job))
     if saver is None:
         saver = choose_leader(job, able) if able else None
-    job.saving = Saving(saver)
+    job.begin_saving(saver)
     for entry in job.workers:
         if not entry.stopping:
             stop_worker(cluster, now, job, entry.worker)
-    job.saving.until_s = turn_of(job, saver, now)
+    job.saving.name(saver, turn_of(job, saver, now))
     committed = job.committed_order
     leads = committed is not None and committed.roster.leader == saver
     job.update(
@@ -60,9 +59,7 @@ def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
     saving = job.saving
     if job.final or job.newest is not None or not job.workers:
         return
-    if saving.until_s is not None and saving.saver is not None and now >= saving.until_s:
-        saving.until_s = None
-        saving.slow.add(saving.saver)
+    saving.end_turn(now)
     waiting = [
         (entry, status)
         for entry in job.workers
@@ -78,12 +75,11 @@ def see_to_saving(cluster: Cluster, now: float, job: Job) -> None:
         saver = _choose(job, [status for _, status in unsaved])
         if saver != saving.saver:
             _tell_change(cluster, now, job, saver)
-            saving.saver, saving.until_s = saver, turn_of(job, saver, now)
+            saving.name(saver, turn_of(job, saver, now))
             for entry, _ in unsaved:
                 _ask(cluster, now, job, entry, None)
     for entry, status in waiting:
-        if _is_saved(job, status) and saving.dismissed.get(entry.worker, -1) < (status.applied or 0):
-            saving.dismissed[entry.worker] = status.applied or 0
+        if _is_saved(job, status) and saving.dismiss(entry.worker, status.applied or 0):
             _ask(cluster, now, job, entry, status.applied)
 
 

@@ -55,8 +55,8 @@ def snapshot(
     first = first_share(total, len(jobs)) if cluster.settings.measuring.way_down else None
     there_now = tuple([session.whole for _, session in sessions if session.alive])
     columns, curves = rows.columns(chosen, now, total, there_now, first)
-    table = JobTable(columns, np.arange(len(jobs)), curves, ended=cluster.experience.lengths)
-    table.schedules = cluster.planning.schedules
+    ended, schedules = cluster.experience.lengths, cluster.planning.schedules
+    table = JobTable(columns, np.arange(len(jobs)), curves, ended=ended, schedules=schedules)
     manual = {row: _manual(rows.manual[name]) for row, name in rows.where(rows.manual, chosen)}
     places = _places(rows, chosen, servers)
     limits, limit_of = rows.limits(chosen, servers)

@@ -39,7 +39,7 @@ def decide_until_stable(cluster: Cluster, now: float, seen: Snapshot, waits: Cal
     while (stays := _staying(cluster, seen, found, staying)) or found.stuck or found.cramped:
         staying.update(stays)
         for job, most in found.cramped:
-            job.room = most
+            job.bound_by_refusals(most)
             cluster.planning.note_cramped(job)
             cluster.jobs.rows.changed(job)
         for job in found.stuck:

@@ -36,7 +36,7 @@ def set_targets(cluster: Cluster, now: float) -> None:
     cluster.planning.begin_decision(now)
     note_borrowed(cluster, now)
     for job in cluster.planning.take_cramped():
-        job.room = None  # the decision finds the limit again
+        job.bound_by_refusals(None)  # the decision finds the limit again
         cluster.jobs.rows.changed(job)
     seen = snapshot(cluster, now)
     if tangled := standstill(seen.held, seen.view.placements):
@@ -55,7 +55,7 @@ def set_targets(cluster: Cluster, now: float) -> None:
         cluster.planning.note_push(partial(_pushed, found, seen))
     reasons = partial(_reason, found, seen)
     for job in seen.jobs:
-        job.why_waiting = reasons
+        job.explain_waiting(reasons)
     for_whom = _for_whom(found, seen)
     causes = Causes(cluster, cluster.planning.note_plan(seen, found.unfinished), seen, found)
     for change in found.changes:
@@ -74,7 +74,7 @@ def _keep_plan(cluster: Cluster, now: float, seen: Snapshot, failure: PolicyFail
     trouble = f"{failure}; the last plan is kept"
     is_new = cluster.planning.policy_failed(now, trouble, failure.where)
     for job in seen.jobs:
-        job.why_waiting = partial(_trouble, trouble if not job.record.target else "")
+        job.explain_waiting(partial(_trouble, trouble if not job.record.target else ""))
     if is_new:
         cluster.history.add(now, EventKind.POLICY_FAILED, None, trouble)
         cluster.warn(trouble)

@@ -114,8 +114,8 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
     )
     job = Job(submission)
     if found is not None:
-        job.planned = found.planned
-        job.update(promise=found.state, by_s=found.by_s)
+        job.set_promise(found.state, found.planned)
+        job.update(by_s=found.by_s)
     if awaited := dependencies.awaited(cluster, spec):
         job.update(waits_for=awaited)
     if spec.resume is not None:
@@ -159,8 +159,8 @@ def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, 
     (found,) = judged(cluster, now, [job])
     if found.reason:
         return Forecasted(time_s=now, reason=f"{spec.name} would not be admitted: {found.reason}", offer=found.offer)
-    job.planned = found.planned
-    job.update(promise=found.state, by_s=found.by_s)
+    job.set_promise(found.state, found.planned)
+    job.update(by_s=found.by_s)
     return Forecasted(time_s=now, promise=promise_view(job), resume=spec.resume)
 
 

@@ -49,7 +49,7 @@ class Experience:
         name, before = (job.record.gpu_name, job.estimated) if on is None else (on, None)
         found = estimated(before, job.spec, job.record.measured, earlier, profile, fewest, name)
         if on is None:
-            job.estimated = found
+            job.put_estimate(found)
         return found
 
     def record_throughput(self, now: float, job: Job) -> None:

@@ -110,7 +110,7 @@ class Jobs(Mapping[JobId, Job]):
 
     def _adopt(self, job: Job) -> None:
         self._jobs[job.id] = job
-        job.on_change, job.on_reschedule = self._changed, self._request
+        job.belong_to(self._changed, self._request)
         self.index.changed(job)
         self.rows.changed(job)
 

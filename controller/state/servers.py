@@ -106,7 +106,7 @@ class Servers:
 
     def heard_of(self, now: float, session: Session) -> None:
         """Renew the lease of the session's server at `now`."""
-        session.last_heard_s = now
+        session.heard(now)
         name = session.server.server
         self.leases[name] = None
         self.leases.move_to_end(name)
@@ -147,7 +147,7 @@ class Servers:
         waits = False
         for name, session in self.sessions.items():
             if session.alive or name in self.awaited:
-                session.last_heard_s = now  # all sessions, so the order by silence stays as it is
+                session.heard(now)  # all sessions, so the order by silence stays as it is
                 waits = True
         for foreign in self.foreign.values():
             foreign.heard(foreign.last_heard_s + now - before)
@@ -330,7 +330,7 @@ class Servers:
     def start_failed(self, place: ServerId | GpuAddress, reason: str) -> Health:
         """Note why a start on a server or GPU failed. Returns its health record; the caller may back off."""
         health = self._health_of(place)
-        health.reason = reason
+        health.start_failed(reason)
         return health
 
     def doubt(self, place: ServerId | GpuAddress, job: JobId, kind: str, owner: str) -> Health:

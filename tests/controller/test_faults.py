@@ -490,7 +490,7 @@ def test_the_time_to_save_follows_from_what_saving_and_a_step_took(saving_s, lon
     world.settle(job.id)
     worker = world.roster(job.id)[0]
     status = job.statuses[worker]
-    job.statuses[worker] = replace(status, saving_s=saving_s, longest_step_s=longest_step_s)
+    job.put_status(replace(status, saving_s=saving_s, longest_step_s=longest_step_s))
     assert preempt(world, job).grace_s == grace_s
 
 

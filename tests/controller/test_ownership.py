@@ -1,4 +1,8 @@
-"""The stores of the controller's state are written by their own methods alone (`controller.state`)."""
+"""Objects of the controller are written by their own methods alone: its stores (`controller.state`), and all entities.
+
+The first half of this module knows the stores and what they own by the names of variables. The second half knows every
+mutable class of the controller, such as `Job`, by the names of its attributes, whatever a variable is called.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +30,30 @@ MUTATORS = {
 } - {"copy", "keys", "values", "items", "get", "fromkeys"} | {"appendleft", "popleft", "move_to_end"}
 
 
-def writes(source: str) -> Iterator[str]:
-    """Yield the line number and the text of each write to a field of a store, or of an object that a store owns."""
+def changes(source: str) -> Iterator[tuple[str, ast.expr, bool]]:
+    """Yield each write of a module: its line number and text, the changed expression, and whether a container changes."""
     for node in ast.walk(ast.parse(source)):
+        in_place = False
         match node:
             case ast.Assign(targets=targets) | ast.Delete(targets=targets):
                 places = targets
             case ast.AugAssign(target=target) | ast.AnnAssign(target=target) | ast.For(target=target):
                 places = [target]
             case ast.Call(func=ast.Attribute(value=changed, attr=name)) if name in MUTATORS:
-                places = [changed]
+                places, in_place = [changed], True
             case _:
                 continue
         for place in places:
             for part in place.elts if isinstance(place, ast.Tuple | ast.List) else [place]:
-                if _is_of_store(names(part)):
-                    yield f"{node.lineno}: {ast.unparse(node).splitlines()[0]}"
+                text = f"{node.lineno}: {ast.unparse(node).splitlines()[0]}"
+                yield text, part, in_place or isinstance(part, ast.Subscript)
+
+
+def writes(source: str) -> Iterator[str]:
+    """Yield the line number and the text of each write to a field of a store, or of an object that a store owns."""
+    for text, part, _ in changes(source):
+        if _is_of_store(names(part)):
+            yield text
 
 
 def names(node: ast.expr) -> list[str]:
@@ -109,3 +121,104 @@ def test_a_write_is_found(line: str) -> None:
 )
 def test_a_call_of_a_method_is_no_write(line: str) -> None:
     assert list(writes(line)) == []
+
+
+# ---------------------------------------------------------------------------------------------------------- entities
+
+CONTAINERS = {"dict", "list", "set", "OrderedDict", "deque", "Counter", "defaultdict", "Statuses"}
+
+
+def attributes(source: str) -> Iterator[tuple[str, bool]]:
+    """Yield the attributes of each mutable class in a module, and whether each is a container by one of its definitions."""
+    for found in ast.walk(ast.parse(source)):
+        if not isinstance(found, ast.ClassDef) or "frozen=True" in "".join(
+            ast.unparse(part) for part in (*found.decorator_list, *found.keywords)
+        ):
+            continue
+        known: dict[str, bool] = {}
+        for node in ast.walk(found):
+            if not isinstance(node, ast.Assign | ast.AnnAssign):
+                continue
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    match part:
+                        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                            known[name] = known.get(name, False) or _is_container(node)
+                        case ast.Name(id=name) if isinstance(node, ast.AnnAssign) and node in found.body:
+                            known[name] = known.get(name, False) or _is_container(node)
+        yield from known.items()
+
+
+def _is_container(node: ast.Assign | ast.AnnAssign) -> bool:
+    kind: ast.expr | None = node.annotation if isinstance(node, ast.AnnAssign) else node.value
+    while isinstance(kind, ast.Subscript | ast.Call):
+        kind = kind.value if isinstance(kind, ast.Subscript) else kind.func
+    literal = isinstance(kind, ast.Dict | ast.List | ast.Set | ast.DictComp | ast.ListComp | ast.SetComp)
+    return literal or (isinstance(kind, ast.Name) and kind.id in CONTAINERS)
+
+
+def foreign_writes(source: str, defined: dict[str, bool]) -> Iterator[str]:
+    """Yield the writes of a module to attributes in `defined` of other objects than `self`.
+
+    `defined`: attributes of mutable classes, and whether each is a container, which a call or a new item changes in place.
+    A module may write to attributes of its own classes.
+    """
+    own = {name for name, _ in attributes(source)}
+    for text, part, in_place in changes(source):
+        changed = part
+        while isinstance(changed, ast.Subscript):
+            changed = changed.value
+        if not isinstance(changed, ast.Attribute) or names(changed) == ["self", changed.attr]:
+            continue
+        if changed.attr in defined and changed.attr not in own and (defined[changed.attr] or not in_place):
+            yield text
+
+
+def _defined() -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    for module in sorted(CONTROLLER.rglob("*.py")):
+        for name, container in attributes(module.read_text()):
+            found[name] = found.get(name, True) and container
+    return found
+
+
+DEFINED = _defined()
+
+
+def test_the_attributes_of_a_job_are_known() -> None:
+    assert {"record", "planned", "room", "unproven", "saving", "until_s", "last_heard_s"} <= DEFINED.keys()
+    assert DEFINED["statuses"]
+    assert not DEFINED["record"]
+
+
+@pytest.mark.parametrize(
+    "module", sorted(CONTROLLER.rglob("*.py")), ids=lambda each: each.relative_to(CONTROLLER).as_posix()
+)
+def test_no_other_module_writes_to_an_entity(module: Path) -> None:
+    assert list(foreign_writes(module.read_text(), DEFINED)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "job.planned = planned",
+        "each.start_failures += 1",
+        "del job.silent[worker]",
+        "job.leaving_since.pop(worker, None)",
+        "other.statuses[worker] = status",
+        "job.saving.until_s = None",
+        "saving.dismissed[worker] = 1",
+        "first, job.reported.newest = found",
+        "self._job.record = record",
+        "session.last_heard_s = now",
+    ],
+)
+def test_a_write_to_an_entity_is_found(line: str) -> None:
+    assert list(foreign_writes(line, DEFINED)) == [f"1: {line}"]
+
+
+@pytest.mark.parametrize(
+    "line", ["job.update(target=())", "self.record = record", "job.put_status(status)", "found = job.room"]
+)
+def test_a_method_or_an_own_attribute_is_no_foreign_write(line: str) -> None:
+    assert list(foreign_writes(line, DEFINED)) == []
