@@ -1,1 +1,1 @@
-"""The controller: the truth about the cluster, kept by a pure machine, carried out by a thin daemon."""
+"""The controller: a pure state machine that knows the cluster, and a daemon that performs its actions."""

@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """The exit code: 0 after a signal, 2 for a wrong configuration, 1 for a bug or a store that fails (see the log)."""
+    """Run the controller, and return the exit code.
+
+    0: after a signal; 2: wrong configuration; 1: a bug, or a store that fails (see the log).
+    """
     parser = argparse.ArgumentParser(prog="elasticd.controller", description="The controller of a cluster.")
     parser.add_argument("--config", type=Path, required=True, help="configuration file, see configs/controller.yaml")
     parser.add_argument("--check", action="store_true", help="say what is wrong with the configuration, and end")

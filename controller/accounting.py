@@ -22,13 +22,13 @@ IN_VAIN = (Fault.SCRIPT, Fault.SERVER, Fault.LOST, Fault.SILENT, Fault.KILLED)
 
 
 def look(usage: Usage, now: float, job: Job) -> None:
-    """Book the time before, if the number of GPUs that `job` holds or uses has changed."""
+    """Book the time up to `now` if the number of GPUs that `job` holds or uses has changed."""
     if job.is_counted:
         return
     joined = job.record.gpu_account.joined or has_joined(job)
     using, idling = held(job)
     before = job.record.gpu_account
-    set_back = before.holds > 0 and before.since_s > now  # the clock, while no controller ran
+    set_back = before.holds > 0 and before.since_s > now  # the clock was set back while no controller ran
     if set_back or (using, idling, joined) != (before.using, before.idling, before.joined):
         _close(usage, now, job)
         if joined and not before.joined:
@@ -39,7 +39,7 @@ def look(usage: Usage, now: float, job: Job) -> None:
 
 
 def held(job: Job) -> tuple[int, int]:
-    """Return the number of GPUs that `job` uses, and the number that it holds besides."""
+    """Return the number of GPUs that `job` uses, and the number of further GPUs that it holds idle."""
     record = job.record
     order = job.committed_order
     trains = order is not None and record.begun_cycle >= record.cycle and not record.phase.final
@@ -99,7 +99,10 @@ def ends(usage: Usage, now: float, job: Job, entry: WorkerRecord, fault: Fault) 
 
 
 def clock_was_set(jobs: Iterable[Job], by_s: float) -> None:
-    """Shift the times of `jobs` after the clock was set forward by `by_s` (back: less than 0), which counts as no usage."""
+    """Shift the times of `jobs` after the clock was set forward by `by_s` seconds (back: less than 0).
+
+    So the leap does not count as usage.
+    """
     for job in jobs:
         for entry in job.workers:
             if entry.held_s is not None:

@@ -15,7 +15,7 @@ from ..protocol.model import ServerId
 NAME = re.compile(rb"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:#([\x21-\x7e]{0,64}))?")
 HEARTBEAT, NO_REPORTS = b"\xaeAgentHeartbeat", b"\xa7reports\x90"  # in MessagePack; reports are sent only once
 END = b"\xaaWorkerExit"
-AGENTS_OF_A_SERVER = 8  # whose connections are kept: a server with many identities is faulty or hostile
+AGENTS_OF_A_SERVER = 8  # limit of known agents: a server with many identities is faulty or hostile
 HALF = 1 << 31
 
 
@@ -37,7 +37,7 @@ def is_repeated(frames: list[bytes]) -> bool:
 
 
 class AgentConnections:
-    """Connections by server and identity: a socket's number and a connection's name there, as in `runtime.listener`."""
+    """Newest connection of each agent, by server and identity: the socket's number and the connection's name there."""
 
     def __init__(self) -> None:
         self._lines: dict[ServerId, OrderedDict[str, bytes]] = {}

@@ -1,8 +1,8 @@
 """Answers to requests that changed something: a repeated request gets the same answer, and has no effect again.
 
-All principals share one bound. When it is reached, one principal's oldest answer is forgotten: that of the present requester, if
-he has more than an equal share of the answers, else that of the principal with the most. So a principal with less than an equal
-share loses no answer to the requests of others.
+All principals share one bound. When it is reached, one principal's oldest answer is forgotten: that of the present
+requester, if this principal has more than an equal share of the answers, else that of the principal with the most. So a
+principal with less than an equal share loses no answer to the requests of others.
 """
 
 from __future__ import annotations

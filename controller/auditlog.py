@@ -31,7 +31,8 @@ FAILURES_AT_ONCE, FAILURE_INTERVAL_S = 3, 600.0  # errors reported in the contro
 
 
 class AuditLog:
-    """Writer of the audit log to a file that only its owner can read. Errors go to the controller's log, and stop nothing."""
+    """Writer of the audit log to a file that only its owner can read. Errors go to the controller's log; they
+    refuse no request."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
         self._path = path

@@ -1,7 +1,7 @@
-"""The controller's whole state: the stores of `state`, and the one place where the effects of an event gather.
+"""The controller's whole state: the stores of `state`, and the collected effects of the event at hand.
 
-The packages of the machine (`inbound`, `reconcile`, `requests`) change the state through the methods of its stores, which
-leave the effects here. The machine takes the effects out at the end of each event, records first.
+The packages of the machine (`inbound`, `reconcile`, `requests`) change the state through the methods of its stores,
+which leave the effects here. The machine takes the effects out at the end of each event, records first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Cluster:
         self.leader = LeaderRecord(term=0)  # this controller with the term of its reign, which begins in `recovery`
         self.rng = rng
         self.started_s = now
-        self.refused_jobs: tuple[RefusedJob, ...] = ()  # with records in the store that no controller has written
+        self.refused_jobs: tuple[RefusedJob, ...] = ()  # jobs with records in the store that no controller has written
         self.store_is_old = False  # a store behind its agents was reported to the operator
         self._effects = Effects()
         self.history = EventHistory(self._effects)
@@ -62,7 +62,7 @@ class Cluster:
         return self.servers.vacant(gpu) and self.jobs.index.on_gpu(gpu) is None
 
     def asked_on(self, server: ServerId) -> Amounts:
-        """Return the cores and the memory of all processes on a server that have asked for them, also of those that end."""
+        """Return the cores and memory requested by processes on a server, processes about to end included."""
         taken = Amounts()
         for job in self.jobs.index.on_server(server):
             if need := Need.of(job.spec):

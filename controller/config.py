@@ -307,7 +307,7 @@ def profiles_of(loaded: ControllerConfig, path: Path) -> Profiles:
             raise OperatorError(f"{path}: profiles: {error}") from None
         for curve in table.curves:
             if not math.isfinite(curve.iterations_per_s):
-                continue  # only the speedup is known, not the length of a step
+                continue  # only the speedup is known, not the duration of a step
             rates = {
                 share: curve.iterations_per_s * speedup for share, speedup in enumerate(curve.speedup.tolist()) if share
             }

@@ -1,4 +1,4 @@
-"""Controller process: sockets, keys, the store and the clock around `turn.Turn` (cluster 1, 3, 5).
+"""Controller process: sockets, keys, the store and the clock around `turn.Turn`.
 
 With a store of its own (SQLite) the controller reigns from its start to its end. Several controllers that share a store
 (etcd) elect a leader (`election`). A standby refers agents to the leader, and refuses requests of clients with the
@@ -99,7 +99,7 @@ AGENTS = EndpointConfig(
     local=(Role.OPERATOR,),  # on the controller's machine: the controller's user, or root
     frame_bytes=MAX_MESSAGE_BYTES,
     waiting_out=transport.QUEUE_MESSAGES,
-    visitors=True,  # because a root agent's unit lacks CAP_DAC_OVERRIDE; other users are identified, and refused
+    visitors=True,  # a root agent's unit lacks CAP_DAC_OVERRIDE; other users are identified, and refused
     repeated=agent_connections.is_repeated,
 )
 
@@ -177,7 +177,7 @@ class ControllerDaemon:
     def run(self, again: Callable[[], Configuration] | None = None) -> None:
         """Serve until SIGTERM or SIGINT.
 
-        At SIGHUP, read the list of keys again, and the configuration by calling `again`.
+        At SIGHUP, read the list of keys and the configuration again; `again` returns the new configuration.
         """
         self._loop.stop_on_signals()
         self._loop.on_signal(signal.SIGHUP, lambda: self._on_hangup(again))
@@ -309,7 +309,7 @@ class ControllerDaemon:
         self._take(self._reign, AgentMessage(server, message, agent))
 
     def _doubts(self, reign: Reign, server: ServerId, message: ToControllerFromAgent) -> bool:
-        """Return whether to drop a hello that reports a later reign, as its agent is not believed yet (`belief`)."""
+        """Return whether to drop a hello that reports a later reign, as such reports are limited (`term_reports`)."""
         if self._candidacy is None or not isinstance(message, AgentHello):
             return False
         if not reign.term < message.term <= reign.term + terms.MOST_AHEAD or self._candidacy.believes(server):

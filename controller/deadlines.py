@@ -16,7 +16,7 @@ class Deadlines(Generic[K]):
 
     def __init__(self) -> None:
         self._due: dict[K, float] = {}
-        self._heap: list[tuple[float, K]] = []  # of each name the newest entry counts
+        self._heap: list[tuple[float, K]] = []  # may hold several entries of one name, of which the newest counts
 
     def __contains__(self, name: K) -> bool:
         return name in self._due

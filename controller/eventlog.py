@@ -19,8 +19,8 @@ from ..runtime.logs import about
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 100  # lines of one kind,
-INTERVAL_S = 0.2  # and then one in so many seconds
+AT_ONCE = 100  # lines of one kind at once
+INTERVAL_S = 0.2  # then at most one line of the kind in this interval
 
 
 class EventLog:
@@ -39,7 +39,7 @@ class EventLog:
         self._limiters: dict[EventKind, RateLimiter] = {}
 
     def tell(self, events: deque[EventView]) -> None:
-        """Log the new ones of `events`, the oldest first."""
+        """Log those of `events` that were not logged before, the oldest first."""
         if not events or events[-1].number == self._newest:
             return
         fresh = list(takewhile(lambda event: event.number > self._newest, reversed(events)))

@@ -29,7 +29,7 @@ class AgentMessage:
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """A request came from a client. `client`: the address for the reply; `who`: the authenticated principal."""
+    """A request came from a client. `client`: the return address; `who`: the authenticated principal."""
 
     client: bytes
     envelope: Envelope
@@ -93,7 +93,7 @@ class Reconfigured:
 
 @dataclass(frozen=True)
 class NoticeDone:
-    """Nothing is left to do for the notice of this number: it was delivered, or given up."""
+    """The notice with this number was delivered, or given up."""
 
     number: int
 
@@ -158,10 +158,10 @@ class Audit:
     """Write an act of a principal, or its refused attempt, into the audit log."""
 
     time_s: float  # Unix time
-    who: str  # a principal
+    who: str  # name of the principal
     act: str  # "submit", "cancel", "report", ...
-    of: str  # the job, the server or the policy concerned, as the principal calls it
-    done: bool  # False: it was not allowed
+    of: str  # the object of the act: a job, a server or a policy, in the words of the request
+    done: bool  # False: the act was refused
     text: str = ""  # the result, or the reason of the refusal, for people
     request: str = ""  # the request's id
 

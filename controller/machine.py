@@ -53,7 +53,7 @@ from .requests.reserving import begins_s, keep_reservations
 from .sessions import Session
 from .settings import Settings
 
-QUIET_S = 0.005  # without an event: a controller that waits for its servers then prepares its first decision
+QUIET_S = 0.005  # after so long without an event, a controller that waits for its servers prepares its first decision
 
 
 class ControllerMachine:
@@ -128,9 +128,10 @@ class ControllerMachine:
         return self._cluster.take_effects(now)
 
     def look(self, event: Event) -> list[Action]:
-        """Answer a read-only request, or pass on a piece of a log, as of the time of the last event.
+        """Answer a read-only request, or pass on a piece of a log, as of the last event's time.
 
-        The store cannot be written, so no time passes for this machine any more (`read_only`).
+        For a machine that is about to be replaced, because the store cannot be written (`read_only`): no time passes
+        for it.
         """
         match event:
             case AgentMessage(server, LogPiece() as message, agent):
@@ -155,7 +156,7 @@ class ControllerMachine:
         return min(soonest, self._now + self._absences.watch_s) if soonest < math.inf else None
 
     def decides_among_many(self, now: float) -> bool:
-        """Return whether the next `ControllerTick` makes a decision about so many jobs that replies should be sent before it."""
+        """Return whether replies should be sent before the next `ControllerTick`, which decides about many jobs."""
         cluster = self._cluster
         return cluster.jobs.many and cluster.planning.due and not cluster.servers.awaited and cluster.may_decide(now)
 

@@ -21,9 +21,9 @@ from .usage import user_of
 
 LEADS = "1: this controller leads; 0: it stands by."
 TERM = "Of the present reign, or the last one that a controller that stands by knows of."
-MOST_USERS = 100  # with a label of their own; all other users share the label OTHERS
+MOST_USERS = 100  # most users with a label of their own; all others share the label OTHERS
 OTHERS = "(others)"
-IDLE_S = 300.0  # without any computation, from which on a job counts as idle
+IDLE_S = 300.0  # a job without any computation for this long counts as idle
 LIVE = (JobPhase.PENDING, JobPhase.STARTING, JobPhase.RUNNING)
 ENDED = {
     JobPhase.FINISHED: EventKind.FINISHED,
@@ -60,7 +60,7 @@ class Watch:
         self.received[kind] = self.received.get(kind, 0) + 1
 
     def refuses(self, gate: str) -> None:
-        """Note that a message at this gate could not be decoded, or that its sender may not send it."""
+        """Note that a message was refused at this gate: it cannot be decoded, or its sender may not send it."""
         self.refused[gate] += 1
 
 

@@ -1,8 +1,8 @@
-"""Notices of jobs that users have asked for (`JobSpec.notify`): which events they are, and those that are not delivered yet.
+"""Notices about jobs that users have requested (`JobSpec.notify`): their events, and the undelivered notices.
 
-A notice is recorded in the commit of its event, and deleted when every channel of the operator's has taken or refused it for
-good. So the next controller delivers what this one has not, and a crash in between delivers a notice twice, never not at all.
-Only the KEPT_NOTICES newest are kept: a channel that is away for days must not fill the store.
+A notice is recorded in the commit of its event, and deleted when every configured channel has accepted it, or finally
+refused it. So the next controller delivers the notices that this one has not, and a crash may deliver a notice twice,
+but never loses one. Only the KEPT_NOTICES newest are kept: a channel that is away for days must not fill the store.
 """
 
 from __future__ import annotations
@@ -78,6 +78,6 @@ class Notices:
             self.done(next(iter(self.pending)))
 
     def done(self, number: int) -> None:
-        """Note that nothing is left to do for a notice."""
+        """Remove a notice that was delivered or given up."""
         if self.pending.pop(number, None) is not None:
             self._effects.delete(notice_key(number))

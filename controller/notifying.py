@@ -1,11 +1,13 @@
-"""Delivery of notices: a command, a webhook, and mail, as the operator has configured them (`notify` in controller.yaml).
+"""Delivery of notices by a command, a webhook, and mail (option `notify` of controller.yaml).
 
-Each channel has a thread of its own, which delivers one notice after the other, so nothing here is waited for by the
-controller's turn, and a channel that hangs delays no other. An attempt takes at most ATTEMPT_S; a failed one is repeated after 1,
-2, 4 ... s, at most LONGEST_PAUSE_S, and given up after GIVE_UP_S. The queue of a channel is bounded by `notices.KEPT_NOTICES`.
+Each channel has a thread of its own, which delivers one notice after the other, so the controller's turn waits for no
+delivery, and a channel that hangs delays no other. An attempt takes at most ATTEMPT_S; a failed one is repeated after
+1, 2, 4 ... s, at most LONGEST_PAUSE_S, and given up after GIVE_UP_S. The queue of a channel is bounded by
+`notices.KEPT_NOTICES`.
 
-A notice holds texts of users. None of them gets into a command line or a header: the command gets them as variables and as JSON
-on its standard input, the webhook as JSON, and a mail in its body. A mail's address has the user's name, if that is a plain one.
+A notice holds texts of users. None of them becomes part of a command line or a header: a command receives them as
+environment variables and as JSON on its standard input, a webhook as JSON, and a mail in its body. Only a mail's
+address contains a user's name, if that consists of letters, digits and a few signs.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ ADDRESS = r"^([^\s<>,;-][^\s<>,;]*@[^\s<>,;]+)?$"
 
 
 class NotifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where notices go; each channel that is set gets all of them. `mail_to`: {user} stands for the job's user."""
+    """Channels for notices; each configured channel gets all notices. `mail_to`: {user} stands for the job's user."""
 
     command: tuple[str, ...] = ()
     webhook: Annotated[str, msgspec.Meta(pattern=r"^(https?://\S+)?$")] = ""
@@ -69,7 +71,7 @@ class Way(Protocol):
 
 
 def document(notice: Notice) -> dict[str, Any]:
-    """Return a notice as programs get it."""
+    """Return a notice as a JSON document."""
     return {
         "number": notice.number,
         "event": notice.event.value,
@@ -82,7 +84,7 @@ def document(notice: Notice) -> dict[str, Any]:
 
 
 def variables(notice: Notice) -> dict[str, str]:
-    """Return a notice as variables of a command: ELASTICCTL_JOB, ELASTICCTL_EVENT ..."""
+    """Return a notice as environment variables of a command: ELASTICCTL_JOB, ELASTICCTL_EVENT ..."""
     return {f"ELASTICCTL_{name.upper()}": str(value).replace("\0", "?") for name, value in document(notice).items()}
 
 
@@ -112,7 +114,7 @@ def _run(argv: tuple[str, ...], fed: bytes, more: Mapping[str, str]) -> None:
 
 
 class Command:
-    """A command of the operator's, without a shell."""
+    """Delivery by a command that the operator has configured; no shell runs it."""
 
     def __init__(self, argv: tuple[str, ...]) -> None:
         self._argv = argv
@@ -122,7 +124,7 @@ class Command:
 
 
 class Webhook:
-    """A POST of JSON."""
+    """Delivery by an HTTP POST of JSON."""
 
     def __init__(self, url: str, token_file: str | None) -> None:
         self._url, self._token_file = url, token_file
@@ -139,7 +141,7 @@ class Webhook:
 
 
 class Mail:
-    """A mail to the job's user."""
+    """Delivery by mail to the job's user."""
 
     def __init__(self, options: NotifyConfig) -> None:
         self._options = options
@@ -153,14 +155,14 @@ class Mail:
         mail["From"], mail["To"] = options.mail_from, address
         mail["Subject"] = f"{notice.job}: {notice.event.value}"
         mail["Auto-Submitted"] = "auto-generated"
-        mail["Message-ID"] = f"<{notice.number}.{notice.job}@elasticctl>"  # of a repetition, too
+        mail["Message-ID"] = f"<{notice.number}.{notice.job}@elasticctl>"  # the same in a repetition
         when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(notice.time_s))
         mail.set_content(f"{notice.job} ({notice.name}, {notice.user})\n{when}  {notice.event.value}: {notice.text}\n")
         _run((options.sendmail, "-i", "-f", options.mail_from, "--", address), mail.as_bytes(), {})
 
 
 class Channel:
-    """A way of delivery with its thread and its queue."""
+    """One channel: a way of delivery with its thread and its queue."""
 
     def __init__(self, name: str, way: Way, done: Callable[[int], None]) -> None:
         self.name = name
@@ -207,7 +209,7 @@ class Channel:
         """Return whether the notice is delivered, or given up."""
         try:
             self._way(notice)
-        except ValueError as error:  # also a token that is none
+        except ValueError as error:  # a token that cannot be a header raises it, too
             log.warning("the notice of %s (%s) is not sent by %s: %s", notice.job, notice.event.value, self.name, error)
         except (OSError, subprocess.SubprocessError, http.client.HTTPException) as error:
             if time.monotonic() - since_s < GIVE_UP_S:
@@ -222,10 +224,13 @@ class Notifier:
     """All channels. `offer` and `take_done` are called by the controller's turn, and never wait for a delivery."""
 
     def __init__(self, options: NotifyConfig, wake: Callable[[], None]) -> None:
-        """`wake`: make the controller's loop take a turn, since a notice is done; called from other threads."""
+        """Start a thread for each channel.
+
+        `wake`, called from these threads, makes the controller's loop take a turn.
+        """
         self._wake = wake
         self._lock = threading.Lock()
-        self._left: dict[int, set[int]] = {}  # by number of the notice: the channels that have not done with it
+        self._left: dict[int, set[int]] = {}  # by number of the notice: the channels that have yet to deliver it
         self._done: deque[int] = deque()
         self._newest = -1  # number of the last notice that was offered
         ways: list[tuple[str, Way]] = []
@@ -238,7 +243,7 @@ class Notifier:
         self._channels = [Channel(name, way, partial(self._on_done, at)) for at, (name, way) in enumerate(ways)]
 
     def offer(self, pending: dict[int, Notice]) -> None:
-        """Deliver these notices, in ascending order, except those offered before. Without a channel they are done."""
+        """Deliver the new ones of these notices, in ascending order. Without a channel they count as done."""
         fresh = list(takewhile(lambda notice: notice.number > self._newest, reversed(pending.values())))
         for notice in reversed(fresh):
             number = self._newest = notice.number
@@ -250,7 +255,7 @@ class Notifier:
                 channel.put(notice)
 
     def take_done(self) -> list[int]:
-        """Return the notices for which nothing is left to do, since the last call."""
+        """Return the notices that were delivered or given up since the last call."""
         with self._lock:
             found = list(self._done)
             self._done.clear()
@@ -259,7 +264,7 @@ class Notifier:
         return found
 
     def forget(self) -> None:
-        """Deliver no more, as another controller leads by now; attempts in progress end by themselves."""
+        """Stop delivering, as another controller leads now; attempts in progress end by themselves."""
         for channel in self._channels:
             channel.clear()
         self._newest = -1

@@ -32,7 +32,7 @@ from .records import (
 from .store.interface import Delete, Put, Store, StoreUnavailable
 
 LOOKING = (GetJobs, GetEnded, GetJob, GetServers, GetEvents, GetLog)
-_UNTOLD = (POLICY_KEY, ADOPTED, REMOVED, ARCHIVE)  # keys of records that `as_recorded` cannot set back
+_UNTOLD = (POLICY_KEY, ADOPTED, REMOVED, ARCHIVE)  # keys of records that `as_recorded` cannot reset
 MOST_FETCHES = 8  # successive reads of the store for one answer
 
 Read = Callable[[str], bytes | None]  # returns the record under a key; raises StoreUnavailable

@@ -59,7 +59,7 @@ class ServerRecord(Value, frozen=True, kw_only=True):
 
 
 class ClusterRecord(Value, frozen=True, kw_only=True):
-    """Record of the cluster itself."""
+    """Record of the cluster's identity."""
 
     id: str  # random: distinguishes the cluster from another one that has had the same servers
     first_job: int = 1  # lower numbers may have been used by jobs that the store has lost
@@ -112,7 +112,8 @@ class Trusted(Value, frozen=True, kw_only=True):
 
 
 class OverruleRecord(Value, frozen=True, kw_only=True, rename={"cordons": "excluded"}):
-    """Decisions of operators about a server and its GPUs. In the store, cordons have their name of the first versions."""
+    """Decisions of operators about a server and its GPUs. The store calls cordons by a name of the
+    first versions."""
 
     cordons: tuple[Cordon, ...] = ()
     trusted: tuple[Trusted, ...] = ()

@@ -174,7 +174,7 @@ def mended_submission(submission: Submission, now: float) -> Submission:
 
 def mended(record: JobRecord, now: float) -> JobRecord:
     """Return `record` without unusable numbers, as `mended_submission` does."""
-    if record == UNTOUCHED:  # as most records are if many jobs are pending
+    if record == UNTOUCHED:  # true of most records if many jobs are pending
         return record
     started_s, finished_s, counted_s = record.started_s, record.finished_s, record.counted_s
     return replace(
@@ -204,7 +204,8 @@ def _time(time_s: float, now: float) -> float:
 def _not_after(entry: WorkerRecord, now: float, save_s: float) -> WorkerRecord:
     """Return `entry` with no time later than `now`, as the clock may have been set back since the entry was recorded.
 
-    `save_s`: the longest time that a worker may take to save a checkpoint (seconds), so that `stop_by_s` may be later by it.
+    `save_s`: the longest time that a worker may take to save a checkpoint (s); `stop_by_s` may be later than `now` by
+    it.
     """
     return replace(
         entry,
@@ -240,7 +241,7 @@ def _recover_job(cluster: Cluster, now: float, submitted: Submission, state: Wri
 
 # ----------------------------------------------------------------------- comparison of a recovered state with the one before it
 
-# Timers of jobs that follow from the records; the others begin with the agents' hellos.
+# These timers follow from the records; all others begin with the agents' hellos.
 LASTING = ("restart", "hold", "rest")
 
 

@@ -31,10 +31,10 @@ from .records import JOBS, POLICY_KEY, job_of_state
 from .snapshots import PREFIX as SNAPSHOTS
 
 SEAL_KEY = "/seal"  # sealed marker: the store has been sealed with this secret
-MARK = b"\xc1seal\x01"  # MessagePack uses 0xc1 for nothing: no value without a seal begins with it
+MARK = b"\xc1seal\x01"  # MessagePack never uses 0xc1, so no unsealed value begins with it
 _NAME_BYTES = 8
 _NONCE_BYTES = 16
-HEAD_BYTES = len(MARK) + _NAME_BYTES + hashlib.sha256().digest_size  # before the value
+HEAD_BYTES = len(MARK) + _NAME_BYTES + hashlib.sha256().digest_size  # bytes of a seal before the value
 MISSING = "it has no seal"
 OTHER = "its seal was made with another secret"
 WRONG = "its seal does not fit its contents"

@@ -119,8 +119,9 @@ class Seals:
                 self._untold.append(key)
 
     def look_again(self, store: EtcdStore) -> None:
-        """Forget one refused job, if its record has been removed from the store; the next call looks at another. Blocks for a
-        read.
+        """Forget one refused job if its record has been removed from the store. Blocks for one read.
+
+        Successive calls examine the refused jobs in turn.
         """
         first = next(iter(self.refused_jobs), None)
         if first is None:

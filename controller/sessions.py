@@ -22,7 +22,7 @@ KEPT_DOUBTS = 16
 class Orphan:
     """A worker process that belongs to no order of this controller, and has to be stopped."""
 
-    gpus: tuple[GpuAddress, ...]  # that it holds; empty: not known
+    gpus: tuple[GpuAddress, ...]  # GPUs of the process; empty: unknown
     stop: StopWorker  # the order for its agent
 
 
@@ -62,10 +62,10 @@ class Session:
     start: int = 0  # number of the agent's start
     hello: int = 0  # number of its last hello
     sent: int = 0  # messages since its last hello
-    places: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of the workers in its last hello
+    places: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # workers in the last hello
     orphans: dict[WorkerId, Orphan] = field(default_factory=dict)
     orphans_last_sent_s: float = 0.0  # when the agent was last ordered to stop the orphans (Unix time)
-    unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # of jobs that are not in the store (`foreign`)
+    unknown: dict[WorkerId, LocalWorker] = field(default_factory=dict)  # workers of jobs not in the store (`foreign`)
     troubles: tuple[Trouble, ...] = ()  # as last reported; not recorded, as each hello of an agent lists all troubles
     clock: ServerClock = field(default_factory=ServerClock)
 
@@ -79,7 +79,7 @@ class Session:
         return ServerInView.of(self.server)
 
     def uid(self, worker: WorkerId) -> str:
-        """Return the uid of the job of a worker in the last hello; "" if the hello does not list the worker."""
+        """Return the job's uid of a worker in the last hello; "" if the hello does not list the worker."""
         return self.places[worker].uid if worker in self.places else ""
 
     def heard(self, now: float) -> None:
@@ -164,7 +164,7 @@ class Doubt:
     """Failures of a job's script at its start on a server: the fault of the script or of the server."""
 
     times: int
-    kind: str  # of the job, which may have ended long ago
+    kind: str  # fingerprint of the job's kind; the job may have ended long ago
     owner: str = ""  # of the job
 
 
@@ -173,7 +173,7 @@ class Health:
     """Failures of worker starts on a server, or on a GPU, since the last successful start (`health`)."""
 
     failures: int = 0  # consecutive failed starts that count against the server
-    until_s: float | None = None  # no start is tried before (Unix time)
+    until_s: float | None = None  # end of the back-off (Unix time); None: starts are allowed
     reason: str = ""
     suspected: bool = False  # the server is suspected to cause the scripts' exit codes
     doubts: dict[JobId, Doubt] = field(default_factory=dict)  # jobs whose scripts failed at their start; newest last

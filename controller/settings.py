@@ -14,7 +14,7 @@ from .jobs.throughput import Profiles
 
 @dataclass(frozen=True)
 class Keeping:
-    """Retention of ended jobs and of usage: how many, and how long."""
+    """Retention of ended jobs (numbers and days) and of usage (days)."""
 
     recent: int = 1000  # ended jobs in memory; earlier ones are in the archive
     ended: int = 100_000  # jobs in the archive

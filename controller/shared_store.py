@@ -36,8 +36,10 @@ def presence_of(options: ControllerConfig, since_s: float) -> PresenceRecord:
 
 
 def hearing_of(options: ControllerConfig) -> Reachability:
-    """Return the count of agents heard, with times so short that a leader cut off from agents resigns before their servers
-    are lost."""
+    """Return the counter of heard agents.
+
+    By its times, a leader cut off from agents resigns before their servers are lost.
+    """
     lease_s = options.server_lease_s
     return Reachability(lease_s * HEARD_WITHIN, lease_s * HEARS_FEWER_FOR)
 
@@ -45,9 +47,10 @@ def hearing_of(options: ControllerConfig) -> Reachability:
 def shared_job_keys(store: EtcdStore, seals: Seals, state: Path) -> JobKeys:
     """Return the job keys in the store; `seals` hide their secret from its readers.
 
-    If there are none, the secret in the directory `state` is written to the store: if the cluster had a single controller before,
-    running jobs use the keys of that secret. A secret that an earlier version has stored is hidden from now on; from then on the
-    file `jobs.hidden` in `state` says that only another process than a controller would store one that is not.
+    If there are none, the secret in the directory `state` is written to the store: if the cluster had a single
+    controller before, running jobs use the keys of that secret. A secret that an earlier version has stored in the
+    clear is stored hidden. Then the file `jobs.hidden` in `state` records that: a secret in the clear, found later, was
+    not written by a controller.
 
     Raises OperatorError, StoreUnavailable, Deposed, Compacted.
     """

@@ -48,7 +48,7 @@ def key_of(snapshot: Id, part: int) -> str:
 @dataclass
 class _Kept:
     parts: set[int] = field(default_factory=set)
-    used_s: float = 0.0  # last use (Unix time)
+    used_s: float = 0.0  # time of the last use (Unix time)
 
 
 class Snapshots:

@@ -20,9 +20,9 @@ from ..protocol.texts import ranges
 from .records import Cordon, OverruleRecord
 
 MOST_TROUBLES = 512  # of a server and its GPUs
-MOST_OF_WHOLE = 64  # of these, troubles of the server as a whole, which count for each of its GPUs
-MOST_REASONS = 8  # shown for one GPU
-MOST_CODE, MOST_TEXT = 64, 500  # characters
+MOST_OF_WHOLE = 64  # of these: troubles of the server as a whole, which apply to each of its GPUs
+MOST_REASONS = 8  # most reasons shown for one GPU
+MOST_CODE, MOST_TEXT = 64, 500  # characters of a trouble's code and text
 
 NOTHING_OVERRULED = OverruleRecord()
 _ORDER = list(Severity)
@@ -51,7 +51,7 @@ class Taint:
 
     @property
     def may_stay(self) -> bool:
-        """Whether a job stays on the GPU, although its work is to move away, if the job would otherwise have no GPU."""
+        """Whether a job that has to leave the GPU stays as long as it would have no GPU otherwise."""
         return self.severity is Severity.MOVE_AWAY and self.drain is not CordonKind.DRAIN_BY_PREEMPTING
 
 

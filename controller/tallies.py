@@ -15,7 +15,7 @@ class Tallies:
     """Counts, from 0."""
 
     events: dict[EventKind, int] = field(default_factory=dict)
-    steps: int = 0  # that no worker of the job had applied before
+    steps: int = 0  # steps of jobs, each counted once although all workers of a job apply it
     pauses: Buckets = field(default_factory=lambda: Buckets(PAUSES_S))  # of resizes (s)
 
     def stepped(self, steps: int) -> None:

@@ -84,13 +84,13 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class _Away:
-    """A time in which the store cannot be written."""
+    """State while the store cannot be written."""
 
     since_s: float  # Unix time
     reason: str
     size: int  # bytes of the failed commit, which the probe tries to write
     probe_s: float  # next attempt (Unix time)
-    memory: bool = False  # the last machine holds exactly the recorded state, as far as read-only requests show it
+    memory: bool = False  # the last machine's state equals the recorded one, as far as read-only requests show it
 
     def by_clock_set(self, by_s: float) -> _Away:
         """Return the same times by a clock that was set forward by `by_s` seconds (back: less than 0)."""
@@ -99,7 +99,7 @@ class _Away:
 
 @dataclass(frozen=True)
 class _ClockInDoubt:
-    """A commit of these writes may have taken place, and would have recorded that the clock was set by so much."""
+    """The setting of a clock by so many seconds, which a commit of these writes has recorded, if it took place."""
 
     writes: tuple[Put | Delete, ...]
     set_s: float
@@ -193,7 +193,7 @@ class Turn:
         if self._away is not None:  # the effects of this event are dropped with the machine
             if isinstance(event, ClientRequest):
                 self._refuse(event, self._away, now)
-            elif self._away.memory:  # a piece of a log; agents repeat what else matters
+            elif self._away.memory:  # a piece of a log; agents repeat all other messages that matter
                 self._outbox += read_only.answers(self._machine, event, self._read)
             return
         if isinstance(event, ClientRequest):
@@ -232,7 +232,7 @@ class Turn:
         return actions
 
     def reply(self, action: ReplyClient) -> None:
-        """Send this answer with the turn; for messages that could not be decoded as a request."""
+        """Send an answer at the end of the turn, to a message that could not be decoded as a request."""
         self._outbox.append(action)
 
     def told(self) -> list[Outgoing]:
@@ -353,7 +353,7 @@ class Turn:
             del self._doubted[next(iter(self._doubted))]
 
     def _tell_doubt(self, event: ClientRequest, why: str) -> None:
-        """Send the reason for which there is no answer yet."""
+        """Send the reason why the request has no answer yet."""
         reason = (
             f"it is not known whether this request is recorded: {why}; the answer comes when the store can be written again; "
             "training goes on"
@@ -392,7 +392,7 @@ class Turn:
         try:
             self._store.probe(away.size)
             self._settle_clock()
-            self._machine = self._recovered(now - self._set_s)  # what the store holds is by the clock as it was
+            self._machine = self._recovered(now - self._set_s)  # the records have times of the clock before it was set
         except StoreUnavailable as error:
             self._away = _Away(away.since_s, str(error), away.size, now + STORE_RETRY_S, away.memory)
             return

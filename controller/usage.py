@@ -20,7 +20,7 @@ from .jobs.job import Job
 PREFIX = "/usage/"
 NOBODY = "(nobody)"  # a job without a user
 OTHERS = "(others)"
-MOST_USERS = 5000  # in one month; all others are counted together
+MOST_USERS = 5000  # most users of one month; all others are counted together
 MOST_RECORDS = 100_000
 LAST_DAY = 2_932_896  # of the year 9999
 
@@ -33,7 +33,7 @@ class MonthRecord(Value, frozen=True, kw_only=True):
 
 def user_of(job: Job) -> str:
     """Return the user that the GPU-seconds of `job` are counted for."""
-    return job.user or NOBODY  # as a report has it (`requests.usage`)
+    return job.user or NOBODY  # reports use the same name (`requests.usage`)
 
 
 def date_of(day: int) -> datetime.date:

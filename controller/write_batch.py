@@ -1,8 +1,7 @@
-"""Write batches: the records of a turn, cut into transactions: the changes of whole events, as many as fit into one transaction
-of the store. Pure.
+"""Write batches: the changed records of a turn, divided into transactions of the store. Pure.
 
-An event's changes are never split. So after each batch the store holds the same records as if the turn had ended there. An event
-that exceeds a transaction is a batch of its own, and the store makes it durable as a whole (`store.journal`).
+An event's changes are never split. So after each batch the store holds the same records as if the turn had ended there.
+An event that exceeds a transaction is a batch of its own, and the store makes it durable as a whole (`store.journal`).
 """
 
 from __future__ import annotations

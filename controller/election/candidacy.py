@@ -1,6 +1,6 @@
 """Candidacy of one controller, for its loop: standby until the controller is elected, and again after its reign.
 
-`turn` never waits longer than one call to the store: separate threads keep the mirror of the store and the lease.
+`turn` never blocks for longer than one call to the store: separate threads follow the store and renew the lease.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Candidacy:
         self._reachability.heard(since_boot(), server)
 
     def _compare_reachability(self) -> None:
-        """Publish how many agents this controller hears, and resign if another controller hears more (`hearing`)."""
+        """Publish the number of agents heard, and resign if another controller hears more (`reachability`)."""
         now = since_boot()
         if now < self._count_s:
             return
@@ -170,7 +170,7 @@ class Candidacy:
         self._elector.tell(Resigned(term, reason, rest_s))
 
     def believes(self, server: ServerId) -> bool:
-        """Return whether this leader believes the agent of `server`, which reports a later reign (`belief`)."""
+        """Return whether this leader believes the agent of `server`, which reports a later reign (`term_reports`)."""
         return self._term_reports.allow(since_boot(), server)
 
     def heard(self, term: int) -> None:

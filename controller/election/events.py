@@ -80,7 +80,7 @@ class CampaignLost:
 
 @dataclass(frozen=True)
 class RequestFailed:
-    """The store has not answered the request `what`, of which the outcome is unknown."""
+    """The store has not answered the request `what`: its outcome is unknown."""
 
     what: Ask
     reason: str

@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 Each controller holds a **lease** in the store, and renews it. The leader has bound the leadership key to its lease, in
 the transaction that recorded its **term**, a number that only grows. When the lease ends, the store removes the key;
-all other controllers see the removal, and the fastest of them takes the key.
+all other controllers see the removal, and the first of them to write takes the key.
 
 **The margin rule.** The store counts a lease's time from the arrival of a request. The controller counts from when it
 *sent* the request, and subtracts a margin. So the controller's count ends first, however late messages are: from

@@ -1,9 +1,9 @@
 """Count of the agents that a controller hears, and the decision to resign to a controller that hears more. Pure.
 
-A leader may be cut off from agents, but not from the store. Such a leader would declare healthy servers
-lost, although another controller could lead them. So each controller publishes in the store how many agents it hears:
-how many have sent a message to it lately. A leader that hears fewer agents than a standby, for a while, resigns before
-the time limit after which it would declare these servers lost.
+A leader may be cut off from agents, but not from the store. Such a leader would declare healthy servers lost, although
+another controller could lead them. So each controller publishes in the store how many agents it hears: the agents that
+have lately sent a message to it. A leader that hears fewer agents than a standby, for a while, resigns before the time
+limit after which it would declare these servers lost.
 
 An agent that has a session with the leader sends nothing to the standbys. So a standby hears only the agents that the
 leader does not hear. Two controllers that each hear some of the agents do not alternate as leaders: the one that leads
@@ -44,7 +44,7 @@ class Reachability:
         return len(self._spoke)
 
     def others_hear_more(self, now: float, most: int) -> bool:
-        """Return whether another controller has heard more agents for `patience_s`, and should lead instead.
+        """Return whether another controller has heard more agents for `patience_s`, so that this leader should resign.
 
         `most`: the greatest number of agents that any other controller hears.
         """

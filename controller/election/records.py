@@ -17,4 +17,4 @@ class PresenceRecord(Value, frozen=True, kw_only=True):
     since_s: float  # Unix time of the controller's start, by the clock of its machine
     clients_at: tuple[str, ...] = ()
     agents_at: tuple[str, ...] = ()
-    agents_heard: int = 0  # number of agents that have lately sent a message to the controller (`hearing`)
+    agents_heard: int = 0  # number of agents that have lately sent a message to the controller (`reachability`)

@@ -23,7 +23,7 @@ class TermReportLimiter:
         self._believed_s: dict[ServerId, float] = {}
 
     def allow(self, now: float, server: ServerId) -> bool:
-        """Return whether the leader believes the agent of `server`, which reports a later reign, and note a belief."""
+        """Return whether the leader believes the agent of `server`, which reports a later reign, and count that."""
         self._believed_s = {one: then for one, then in self._believed_s.items() if now - then < self._again_s}
         if server in self._believed_s:
             return False

@@ -13,7 +13,7 @@ from ...protocol.messages import EventKind
 from ...protocol.times import AWAY_S, WATCH_INTERVAL_S
 from ..cluster import Cluster
 
-TELL_INTERVAL_S = 60.0  # a starved controller is absent repeatedly, and reports that at intervals
+TELL_INTERVAL_S = 60.0  # a controller without processor time is absent repeatedly; reports are limited to this interval
 
 
 class Absences:
@@ -41,7 +41,7 @@ class Absences:
 def _sentence(gap_s: float, before: int) -> str:
     """Describe an absence as far as it is known.
 
-    A process without a turn cannot measure how long that lasted, and asks a clock that may have been set.
+    A process that does not run cannot measure time, so the length comes from a clock that may have been set.
     """
     what = f"was stopped or starved for {gap_s:.1f} s, or its clock was set forward by as much"
     if gap_s < 0:

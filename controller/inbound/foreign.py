@@ -7,7 +7,7 @@ cannot know whether such workers hold a month of somebody's work. So none of the
 is started in their place. An operator who wants the server runs `elasticctl servers adopt`. Then the workers are asked
 to save their state and end, and the server is used once they have ended.
 
-An agent without workers has nothing to lose and joins by itself.
+An agent without workers joins by itself, since nothing can be lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_JOBS_NAMED, MAX_NAME_CHARS = 8, 80  # jobs named in a message, and character
 
 
 def is_foreign(cluster: Cluster, hello: AgentHello) -> bool:
-    """Return whether this agent keeps workers, or their ends, of another cluster."""
+    """Return whether this agent has workers of another cluster, or unreported ends of such workers."""
     keeps = hello.processes or hello.workers or hello.starting or hello.exited
     return hello.cluster not in ("", cluster.id) and bool(keeps)
 
@@ -90,7 +90,7 @@ def _clear(cluster: Cluster, foreign: ForeignServer) -> None:
 def _forget(cluster: Cluster, foreign: ForeignServer) -> None:
     if ended := foreign.take_ended():
         cluster.servers.send_foreign(foreign, ForgetWorkers(workers=tuple(ended), uids=ended))
-    if not foreign.running:  # its next hello will come from an agent that has nothing to lose
+    if not foreign.running:  # without workers the agent joins with its next hello
         cluster.servers.ask_for_hello(foreign.server.server, foreign.agent)
 
 

@@ -2,8 +2,8 @@
 
 If the controller has a store of its own, that store was lost or restored from a backup, or the agent comes from
 another cluster. The controller goes on with a term above the agent's, since the agent would ignore it otherwise. The
-higher term is recorded before any further message is sent. An agent that invents a term can only raise it, within
-bounds, and gains nothing.
+higher term is recorded before any further message is sent. An agent that invents a term only raises this number,
+within bounds, and gains nothing.
 
 If there are several controllers, this one was elected, and another one may have been elected since, while it was
 stopped or cut off from the store. It sends nothing more until the store has shown which controller leads (`StandDown`).

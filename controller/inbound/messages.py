@@ -1,4 +1,4 @@
-"""Handle messages of agents: sessions, statuses, ends of workers and lost servers (cluster 2, 4; worker-runtime 4).
+"""Handle messages of agents: sessions, statuses, ends of workers and lost servers.
 
 This module makes no decisions about rosters. A message changes the state and marks the affected jobs as dirty;
 `reconcile` examines these in the same turn. All handlers are idempotent: a repeated message changes nothing.
@@ -67,7 +67,7 @@ from .worker_ends import add_broken, unknown_there, worker_ended
 
 MAX_ORPHANS = 4096  # per server
 MAX_SERVERS = 10_000
-NOWHERE = -1  # index of the GPU in reports of agents of earlier versions, which do not say where a worker runs
+NOWHERE = -1  # GPU index of a worker in reports of agents of earlier versions, which do not send it
 
 
 def on_agent_message(
@@ -173,7 +173,7 @@ def _on_hello(cluster: Cluster, now: float, server: ServerId, hello: AgentHello,
 
 
 def _take_in(cluster: Cluster, now: float, session: Session, hello: AgentHello) -> None:
-    """Compare the workers that the agent has with those that the record expects."""
+    """Compare the workers of an agent's hello with those that the jobs' records expect on its server."""
     server = session.server.server
     seen: dict[WorkerId, None] = {}
     for worker in hello.starting:
@@ -385,14 +385,15 @@ def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatu
 
 
 def _on_use(cluster: Cluster, now: float, session: Session, told: WorkerUse) -> None:
-    """Handle a report of what a worker has used. One that no job knows is handled by the worker's other reports."""
+    """Handle a report of what a worker has used. A worker that no job knows is
+    handled by its other reports."""
     found = _find(cluster, session, JobId(told.worker.rpartition(".")[0]), told.worker, told.uid)
     if found is not None and sensible_use(told):
         note_use(cluster, now, found[0], told)
 
 
 def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str) -> bool:
-    """Take over a status at once if it only reports progress in the committed generation; return whether it does.
+    """Take over a status that only reports progress in the committed generation; return False for any other status.
 
     Most statuses are of this kind.
     """
@@ -477,7 +478,7 @@ def _note_status(
     if not job.record.joined and not job.final:
         job.update(joined=True)  # policies include the job in their decisions from now on
     if status.hardware_agnostic not in (None, job.record.hardware_agnostic) and not job.final:
-        job.update(hardware_agnostic=status.hardware_agnostic)  # if so, it may use GPUs of several types from now on
+        job.update(hardware_agnostic=status.hardware_agnostic)  # such a job may use GPUs of several types
         cluster.planning.request()
     if status.news and (before is None or before.news != status.news):
         cluster.history.add(now, EventKind.TOLD, job.id, f"{status.worker} on {entry.gpu}: {status.news}")
@@ -486,7 +487,7 @@ def _note_status(
             now, EventKind.ODD_FIGURE, job.id, f"{status.worker} reports {what}, which cannot be reckoned with"
         )
     _note_worker(now, job, entry, status)
-    # Only the arrival of a worker shows that starts succeed on its server now, not one that has long trained there.
+    # Only a worker that has just arrived shows that starts succeed on its server now.
     arrives = before is None or before.phase is WorkerPhase.STARTING
     concerned = entry.gpu.server in cluster.servers.health or entry.gpu in cluster.servers.gpu_health
     if arrives and status.phase in (WorkerPhase.READY, WorkerPhase.TRAINING) and concerned:
@@ -502,7 +503,7 @@ def _note_status(
         if job.note_rate(now, status, cluster.settings.measuring.steps):
             if factor_of(job) == 1:
                 cluster.experience.record_throughput(now, job)
-            else:  # its steps are not those of other jobs of its kind
+            else:  # its batch has grown, so its steps take other times than those of other jobs of its kind
                 job.on_reschedule()
             if grow(job, status, lambda: cluster.estimate(now, job, fewest(cluster, job.spec.gpus.max)).curve):
                 send_order(cluster, job)
@@ -525,7 +526,8 @@ def _note_status(
         ):
             send_order(cluster, job)
     newest = job.newest
-    moves = newest is not None and newest.kind is OrderKind.UNION  # the job goes on once the newcomers have taken part
+    # A union goes on once the joining workers have taken part.
+    moves = newest is not None and newest.kind is OrderKind.UNION
     if before is None or entry.stopping or moves or _matters(before) != _matters(status):
         cluster.jobs.mark_dirty(job)
     else:
@@ -588,7 +590,7 @@ def _note_cut(now: float, job: Job) -> None:
 def _note_stall(cluster: Cluster, now: float, job: Job) -> None:
     """Give up a step in which all workers wait for each other.
 
-    Then data that the workers send does not arrive, and the generation is as broken as after a loss.
+    In such a step, data that the workers send is lost on the way, and the generation is as broken as after a loss.
     """
     generation, waited_s = job.record.committed, stalled_s(job)
     if not waited_s or generation in job.record.broken:

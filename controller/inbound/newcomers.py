@@ -1,28 +1,28 @@
-"""Reaction to newcomers that end before they have taken part in training.
+"""Reaction to joining workers that end before they have taken part in training.
 
 The job goes on, with a limited number of retries.
 
 Theory of operation
 -------------------
-A newcomer starts, reaches its loop, receives the state, and computes its first step. It may end at each of these
-stages. Each end costs the job two generations: one without the newcomer, and one with the next. Of the ends that are
-not a server's fault:
+A joining worker starts, reaches its training loop, receives the state, and computes its first step. It may end at each
+of these stages. Each end costs the job two generations: one without the worker, and one with its successor. Of the ends
+that are not a server's fault:
 
 * the first two have no further consequence. After each later one the job does not grow for a while, twice as long as
   the last time;
-* a job that has fewer GPUs than it needs meanwhile waits a moment after each, like a restarting job. It is given up
-  after as many as it may restart in vain (`Settings.max_restarts`).
+* a job that has fewer GPUs than its minimum meanwhile waits a moment after each end, like a restarting job. The job
+  fails after as many ends as it may restart in vain (`Settings.max_restarts`).
 
-The count starts again once the job has more participating workers than at the last such end, or none has occurred for
-long. A newcomer that joins elsewhere meanwhile does not reset it. Otherwise two servers, of which one fails, would
-cause generations without end.
+The count starts again once the job has more participating workers than at the last such end, or if no such end has
+occurred for long. A worker that joins on another server meanwhile does not reset the count. Otherwise two servers, of
+which one fails, would cause generations without end.
 
-A newcomer that has reached its loop shows that its server works. So its end counts neither against the server nor
-against the GPU, only against that place for this job: its model has other parameters there, its data are missing, or
-its memory does not suffice.
+A worker that has reached its loop shows that its server works. So its end counts neither against the server nor
+against the GPU, but only against that place for this job: for example, the job's data are missing there, or the memory
+does not suffice.
 
-A newcomer with other *code* than the job's (`protocol.exits.OTHER_CODE`) is refused by the workers that have the state.
-The job avoids its server, longer each time, and may grow on others.
+A worker with other *code* than the job's (`protocol.exits.OTHER_CODE`) is refused by the workers that have the state.
+The job avoids that server, longer each time, and may grow on others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ..reconcile.gangs import names
 from ..reconcile.growth import least_gpus, start_elsewhere
 from ..reconcile.restarts import end_job
 
-ENDS_ALLOWED = 2  # consecutive ends; one more holds growth back
+ENDS_ALLOWED = 2  # consecutive ends without consequence; after a further one the job does not grow for a while
 
 
 def came_to_its_loop(phase: WorkerPhase | None) -> bool:
@@ -56,7 +56,7 @@ def came_to_its_loop(phase: WorkerPhase | None) -> bool:
 def newcomer_failed(
     cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str, exit_code: int | None, fault: Fault
 ) -> None:
-    """Handle a newcomer that ended before it had taken part, by no server's fault."""
+    """Handle a joining worker that ended before it had taken part, without a server's fault."""
     with_state = holders(job)
     if not with_state:
         _failed_alone(cluster, now, job, reason, exit_code, fault)
@@ -99,7 +99,7 @@ def _names(workers: tuple[WorkerRecord, ...]) -> str:
 def hold_back(
     cluster: Cluster, now: float, job: Job, keep: set[GpuAddress], why: str, hold_s: float | None = None
 ) -> None:
-    """Keep the job on these of its GPUs for `hold_s` seconds; None: longer each time."""
+    """Keep the job on its GPUs `keep` for `hold_s` seconds; None: twice as long as the last time."""
     job.hold(now, hold_s if hold_s is not None else min(LONGEST_HOLD_S, max(FIRST_HOLD_S, job.record.hold_s * 2)))
     cluster.history.add(now, EventKind.HELD, job.id, f"does not grow for {job.record.hold_s:.0f} s: {why}")
     if cluster.servers.awaited:
@@ -112,7 +112,7 @@ def hold_back(
 
 
 def _unclaimed(cluster: Cluster, job: Job, gpus: set[GpuAddress]) -> tuple[GpuAddress, ...]:
-    """Return those of the GPUs, from which the job was to move, that no other job owns."""
+    """Return those of `gpus`, which the job was to leave, that no other job owns."""
     servers = {gpu.server for gpu in gpus}
     claimed = {
         gpu
@@ -138,7 +138,7 @@ def other_code(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reas
 
 
 def refused_alone(cluster: Cluster, now: float, job: Job, why: str) -> None:
-    """Try other servers after a worker with other code ended while no worker has the job's state; give up at last."""
+    """Count a worker with other code that ended while no worker has the job's state; fail the job after too many."""
     kept = job.record
     job.update(vain_joins=kept.vain_joins + 1, vain_join_s=now)
     if job.record.vain_joins > cluster.settings.max_restarts:

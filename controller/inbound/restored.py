@@ -10,7 +10,8 @@ agent that knows more than the store shows that the store is old. Then:
   the job starts again from there, so that no step is lost;
 * a job that the store does not know at all is left alone (`foreign`).
 
-Users' requests since the backup are lost, and only the users know them. The controller reports that to the operator.
+Users' requests since the backup are lost, and only the users can repeat them. The controller reports that to the
+operator.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 
-MAX_NUMBER = 10**15  # of a job or an event; greater numbers are invalid
-# Greater numbers are invalid; far below the bound of a status, since the margin is added each time.
+MAX_NUMBER = 10**15  # greatest valid number of a job or an event
+# Greatest valid number of a generation or worker; far below the bound of a status, since MARGIN is added each time.
 MAX_GENERATION = 2**40
-MARGIN = 1000  # of jobs, of generations, of workers of a job: more than were used without the store
+MARGIN = 1000  # added to numbers of jobs, generations and workers: more than were used after the backup
 
 
 def note_age(cluster: Cluster, now: float, hello: AgentHello) -> None:
@@ -84,7 +85,7 @@ def bring_forward(
 
 
 def _seen(status: WorkerStatus | None) -> int:
-    """Return the newest generation that a worker knows; 0 if the reported one is invalid."""
+    """Return the newest generation in a worker's status; 0 if the status has none, or an invalid one."""
     seen = max(status.generation, status.order) if status is not None else 0
     return seen if seen <= MAX_GENERATION else 0
 

@@ -1,4 +1,4 @@
-"""Consequences of the end of a worker for its job: the cause, and the reaction.
+"""Consequences of the end of a worker for its job: the fault that caused the end, and the controller's reaction.
 
 Theory of operation
 -------------------
@@ -8,16 +8,16 @@ signal), or this controller determines it (the server is lost). Only the script'
 * an error before any step has been applied, or after the training, fails the job at once;
 * an error that recurs at each restart, without a new step, fails the job (`restarts.count_restart`);
 * workers that end in one generation after the other, without a new step, fail the job (`_count_loss`);
-* newcomers that end before they have taken part are not tried again for a while (`newcomers`).
+* joining workers that end before they have taken part are not replaced for a while (`newcomers`).
 
-If a GPU must be left, or takes no new work, the end of a worker there is attributed to the GPU (`taints`). Of a job that
-has not called `elastic.join()` only exit codes are known; `reconcile.gangs` interprets them.
+If a GPU must be left, or takes no new work, the end of a worker there is attributed to the GPU (`taints`). Of a job
+that has not called `elastic.join()` only exit codes are known; `reconcile.gangs` interprets them.
 
-A worker with a state that came to differ from the others' ends itself (`worker.comparison`). The job avoids its GPU for
+A worker ends itself when its training state differs from the others' (`worker.comparison`). The job avoids its GPU for
 a while and goes on. If it is not clear which worker is right, or if the difference recurs on other GPUs, the job fails.
 
-A newcomer that computes other samples or gradients than the workers with the state ends itself and does not join. That
-is the script's fault alone: the job goes on without the newcomer, and does not grow (`reconcile.growth`).
+A joining worker that computes other samples or gradients than the workers with the state ends itself and does not
+join. That is the script's fault alone: the job goes on without that worker, and does not grow (`reconcile.growth`).
 
 A server's fault counts against the server (`health`), and the job is tried elsewhere. If a script that has run
 elsewhere fails where other jobs fail too, the server is blamed: its driver or its file system may be missing.
@@ -99,7 +99,7 @@ def worker_ended(
     elif exit_code == OTHER_CODE and job.elastic:
         fault, reason = Fault.SERVER, other_code(cluster, now, job, entry, reason)
     elif came_to_its_loop(last) and not started and anyone_holds(job) and fault is not Fault.SERVER:
-        pass  # the server works
+        pass  # the server works, so the end does not count against it
     elif fault is not Fault.NONE and not started and last is not WorkerPhase.FINISHED:
         fault, reason = _at_the_start(cluster, now, job, entry, exit_code, reason, fault)
     if exit_code == 0 and last is WorkerPhase.FINISHED:
@@ -151,7 +151,7 @@ def worker_ended(
     if exit_code == OTHER_CODE and not anyone_holds(job):
         refused_alone(cluster, now, job, reason)
         return
-    # Where others have come as far as their loop, or give the state to this worker, only the newcomer is affected.
+    # If others have reached their loop, or give the state to this worker, only the joining worker is affected.
     alone = started or not (anyone_holds(job) or last in (WorkerPhase.TRAINING, WorkerPhase.BROKEN))
     if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or (alone and not job.record.progressed)):
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
@@ -174,9 +174,9 @@ def _diverges_everywhere(job: Job, now: float) -> bool:
 
 
 def _gpu_at_fault(cluster: Cluster, job: Job, entry: WorkerRecord, fault: Fault) -> str:
-    """Return the fault of a worker's GPU, if it may have ended the worker; "" otherwise.
+    """Return the taint of a worker's GPU, in words, if it may have caused the worker's end; "" otherwise.
 
-    That is so if the GPU must be left, or if the worker had not begun there.
+    It may if the GPU has to be left, or if the worker had not trained there.
     """
     has_begun = fault is not Fault.SERVER and (entry.trained or job.gang)
     found = [
@@ -241,7 +241,7 @@ def unknown_there(cluster: Cluster, now: float, job: Job, entry: WorkerRecord) -
 def stop_late(cluster: Cluster, now: float, job: Job) -> None:
     """Stop the workers that have not reached their loop in time.
 
-    The script is at fault if it fails so elsewhere, too.
+    The script is at fault if it is late on other servers as well.
     """
     for late in job.latenesses():
         entry = job.worker(late.worker)
@@ -348,7 +348,7 @@ def _names(found: Iterable[str]) -> str:
 
 
 def _judged(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> Fault:
-    """Return SERVER or SCRIPT for the end of a worker before it trained, which looks like the script's fault."""
+    """Return SERVER or SCRIPT for a worker that ended before it trained, with an exit code of its script."""
     return Fault.SERVER if script_is_innocent(cluster, now, job, entry, reason) else Fault.SCRIPT
 
 

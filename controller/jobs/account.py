@@ -12,9 +12,9 @@ that are reserved for it while it is measured with fewer. Each held GPU-second i
 * **lost**: time used since the last durable state that a restart made void, or of a worker that ended before it
   trained.
 
-There are no ticks. An account states how many GPUs have been held since when, and a change of that number closes the
-period before. Facts that are known only later move time between columns: a pause, a restart, a job that turns out to be
-elastic. So the columns always sum up to the held time.
+Accounts are not updated periodically. An account states how many GPUs have been held since a time, and a change of that
+number closes the period. Facts that are known only later move time between columns: a pause, a restart, a job that
+turns out to be elastic. So the columns always add up to the held time.
 
 All functions are pure. They return the next account and *bookings*, which give the day (UTC) of each GPU-second.
 """

@@ -63,7 +63,7 @@ class Archive:
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._keys = sorted(keys)
-        # Takes a tenth of a second for 100,000 keys, so it is built at the first query.
+        # Built at the first query, since that takes a tenth of a second for 100,000 keys.
         self._index: _Index | None = None
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ class _Index:
                 self.names[name] = (count - 1, newest)
                 if number == newest:
                     without_newest.add(name)
-        if without_newest:  # rare: earlier submitted jobs of the same name have ended later
+        if without_newest:  # rare: the newest job of a name is forgotten before earlier ones, which ended later
             self._find_newest(without_newest, left)
 
     def _find_newest(self, names: set[str], keys: Iterable[str]) -> None:

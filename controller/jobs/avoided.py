@@ -31,7 +31,7 @@ class Avoided:
     until_s: float | None = None  # Unix time; None: the job may try it again
 
     def tried_again(self, placed: bool) -> bool:
-        """Return whether the job tries this place again when its time is up. placed: the job has GPUs elsewhere.
+        """Return whether the job tries this place again at `until_s`. placed: the job has GPUs elsewhere.
 
         While the job is tried elsewhere, the result there decides, except after a refusal.
         """
@@ -71,7 +71,7 @@ class AvoidedPlaces:
             self.gpus[gpu] = avoided
 
     def end(self, now: float, placed: bool) -> bool:
-        """Let the job try places again whose time is up; return whether there are any. placed: the job has GPUs."""
+        """End the avoidances that have expired by `now`; return whether there are any. placed: the job has GPUs."""
         over = [each for each in self.all if each.until_s is not None and now >= each.until_s]
         over = [each for each in over if each.tried_again(placed)]
         for each in over:
@@ -85,7 +85,7 @@ class AvoidedPlaces:
                 each.until_s += gap_s
 
     def trains_on(self, server: ServerId) -> None:
-        """Note that a worker on `server` has the job's state, and end all avoidances except refusals elsewhere."""
+        """Note that a worker on `server` has the job's state, and end all avoidances but refusals on other servers."""
         refused = {name: avoided for name, avoided in self.servers.items() if avoided.extent is Avoidance.REFUSED}
         refused.pop(server, None)
         self.servers, self.gpus = refused, {}

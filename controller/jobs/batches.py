@@ -1,7 +1,7 @@
 """Batches that grow: which factor a job with hybrid scaling gets (Elan III), and the history of its batch.
 
 The job's workers decide at which step a factor holds, and report all changes; the controller records what they report.
-After a restart from a checkpoint that is the history of the result, without changes that were lost.
+After a restart from a checkpoint, the history is that of the checkpoint, without changes made after it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from .job import Job
 
 
 def note_changes(job: Job, status: WorkerStatus) -> str:
-    """Take over the history of the batch from the worker that is furthest ahead. Returns the news in words; "": none."""
+    """Take over the history of the batch from the worker that is furthest ahead.
+
+    Returns the changes in words, or "".
+    """
     progress = job.progress()
     if status.applied is None or (progress.step is not None and status.applied < progress.step):
         return ""
@@ -51,8 +54,10 @@ def factor_of(job: Job) -> int:
 
 
 def grow(job: Job, status: WorkerStatus, curve: Callable[[], Floats]) -> bool:
-    """Decide on the factor for the job's present workers, once, when their pace has been measured. Returns whether the workers
-    have to be asked for another one. curve: returns the estimate of steps per second by number of GPUs.
+    """Decide on the factor for the job's present workers, once, when their throughput has been measured.
+
+    Returns whether the workers have to be asked for another factor. curve: returns the estimate of steps per second by
+    number of GPUs.
     """
     share, settled = job.share_gpus, job.record.batch_share
     if not status.batch_ceiling or not share or share <= settled:

@@ -35,7 +35,7 @@ class Facts:
 
     @cached_property
     def ended_key(self) -> str:
-        """Key of the ended job in the archive. The job is stored there, or about to be."""
+        """Key of the ended job in the archive, where the job is stored or will be."""
         assert self.final
         return key_of(self.submission, self.record.finished_s or 0.0)
 
@@ -92,7 +92,7 @@ class Facts:
 
     @property
     def told_steps(self) -> int | None:
-        """Return the number of steps in all, by the loop, the specification or the reports; None if unknown."""
+        """Return the total number of steps, by the loop, the specification or the reported metric; None if unknown."""
         told, expected = self.bound_steps, self.expected_steps
         return told if expected is None else min(expected, told or expected)
 
@@ -103,7 +103,7 @@ class Facts:
 
     @property
     def expected_steps(self) -> int | None:
-        """Return the number of steps after which the job ends by its reports; None if unknown or passed already."""
+        """Return the number of steps at which the reported metric reaches its bound; None if unknown or passed."""
         expected = self.record.expected_steps
         return expected if expected is not None and self.steps_done <= expected else None
 
@@ -128,7 +128,7 @@ class Facts:
 
     @property
     def promised(self) -> bool:
-        """Return whether the job has a hard deadline with a final promise, or one that is judged at submission."""
+        """Return whether the job has a hard deadline with a final promise, or was just submitted with one."""
         deadline = self.spec.deadline
         unpromised = (PromiseState.NONE, PromiseState.PROVISIONAL)
         return deadline is not None and not deadline.soft and self.record.promise not in unpromised

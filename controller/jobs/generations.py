@@ -1,4 +1,4 @@
-"""Choice of the next roster of a job (worker-runtime 4): a pure function of the record and of the workers' reports.
+"""Choice of the next roster of a job: a pure function of the record and of the workers' reports.
 
 Theory of operation
 -------------------
@@ -14,8 +14,9 @@ mislead it.
 * **No order waits for another job.** An order for a job with state never names a GPU on which a process still runs. The
   job first gives up GPUs, and grows when the new ones are free. Otherwise two jobs that exchange GPUs would deadlock.
 * **Lent GPUs are left at once**, as far as the job can run on the rest: the workers elsewhere go on alone with the next
-  step. Only then does the job move or grow. Otherwise the user of the GPU would wait until newcomers have started.
-* **Newcomers are kept** when an order overtakes another: a worker still starting on a wanted GPU takes that place.
+  step. Only then does the job move or grow. Otherwise the borrower of the GPU would wait until joining workers have
+  started.
+* **Joining workers are kept** when an order replaces another: a worker still starting on a wanted GPU takes that place.
 * **The leader stays** while it can. Otherwise the new leader is the member with the state that is furthest ahead, of
   lowest rank. A leader without the state could not propose a commit to the members that train.
 * **A gang** (a job that has not called `elastic.join()`) is ordered as a whole, and not changed once it has begun
@@ -23,8 +24,8 @@ mislead it.
 * **Broken generations** are listed in every order while any worker might still be in one.
 
 The leader of a superseded order may still commit it, if it proposed the commit before it received the next order.
-`cannot_commit` returns whether that has become impossible. Only then are the newcomers of the order stopped (CoDDL 4.3: a
-worker leaves only when all know).
+`cannot_commit` returns whether that has become impossible. Only then are the joining workers of the order stopped
+(CoDDL 4.3: a worker leaves only when all know).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from ...protocol.model import GpuAddress, GpuPlace, Processes, Server, ServerId,
 from .job import Job
 from .records import OrderKind, OrderRecord, WorkerRecord, WorkerState
 
-FIRST_STEPS = 2  # steps of a newcomer: in the first it receives the state, of the next it computes a share
+FIRST_STEPS = 2  # steps of a joining worker: it receives the state in the first, and computes a share of the second
 STANDING_STILL = (WorkerPhase.READY, WorkerPhase.BROKEN)
 
 
@@ -122,7 +123,7 @@ def anyone_holds(job: Job) -> bool:
 
 
 def holders(job: Job) -> tuple[WorkerRecord, ...]:
-    """Return the workers with the state, in the rank order of the newest roster that names them, then by age."""
+    """Return the workers with the state: members of the newest roster in the order of ranks, then others by age."""
     newest, holding = job.newest, job.worker_sets.holding
     if not holding:
         return ()
@@ -263,7 +264,7 @@ def _stay(
     if not any(entry.gpu in at_once for entry in with_state) or job.spec.gpus_per_server:
         return ()
     if newest.kind is OrderKind.UNION and not handed_on(job, newest):
-        return ()  # the state is being transferred to newcomers
+        return ()  # the state is being transferred to joining workers
     named = job.committed_order or newest
     able = [entry for entry in with_state if entry.gpu not in at_once and entry.worker in named.roster.workers]
     wanted = [entry for entry in able if entry.gpu in job.record.target]
@@ -291,9 +292,9 @@ def _towards_target(job: Job, newest: OrderRecord, free: Callable[[GpuAddress], 
 
 
 def _present(job: Job, slot: RosterSlot) -> bool:
-    """Return whether the slot has a worker that is there or starting.
+    """Return whether the slot has a worker whose process runs or was requested.
 
-    A worker that waits for its GPU may be waiting for a job that waits for this job's GPU.
+    A worker that waits for its GPU does not count: that GPU's job may be waiting for a GPU of this job.
     """
     return slot.worker is not None and not _unstarted(job, slot.worker)
 
@@ -324,9 +325,9 @@ def took_part(job: Job, entry: WorkerRecord, applied: int | None = None) -> bool
 
 
 def handed_on(job: Job, union: OrderRecord) -> bool:
-    """Return whether all members of a union have the state and the newcomers have taken part.
+    """Return whether all members of a union have the state and the joining workers have taken part.
 
-    Before that no member may leave: a newcomer that computes different results would go on alone.
+    Before that no member may leave: a joining worker that computes different results would go on alone.
     """
     return job.record.committed >= union.generation and all(
         holds_state(job, worker)
@@ -338,7 +339,7 @@ def handed_on(job: Job, union: OrderRecord) -> bool:
 
 
 def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None) -> tuple[RosterSlot, ...]:
-    """Return the worker for each GPU of `target`: members that stay, in their old order, then the others."""
+    """Return a slot for each GPU of `target`: first those of members that stay, in their old order."""
     members, able, wanted = newest.roster.members if newest else (), job.worker_sets.usable, set(target)
     stay = [RosterSlot(m.gpu, m.worker) for m in members if m.gpu in wanted and m.worker in able]
     taken = {slot.gpu for slot in stay}
@@ -347,7 +348,7 @@ def _assign(job: Job, target: tuple[GpuAddress, ...], newest: OrderRecord | None
 
 
 def _spare(job: Job, gpu: GpuAddress) -> WorkerId | None:
-    """Return a worker of the job on `gpu` that an overtaken order named, or would have sent away.
+    """Return a worker of the job on `gpu` that a superseded order named, or would have sent away.
 
     The worker is a member of the last committed generation, even if that has lost all workers with the state, or it was
     never in a generation.
@@ -425,11 +426,10 @@ def _applied(job: Job, worker: WorkerId) -> int:
 
 
 def cut_off(job: Job) -> tuple[WorkerId, ...]:
-    """Return the members without which the newest order could be followed, when the network between members is cut.
+    """Return the members to give up, so that the others can follow the newest order after a network cut.
 
-    These members and the others do not reach each other, though the controller reaches all. They are the members that
-    the leader does not reach. If those are more than half, and no state is lost without the others, the result is the
-    others instead.
+    The result is the members that the leader does not reach, though the controller reaches all. If these are more than
+    half of the members, and no state is lost with the leader's side, the result is the leader's side instead.
     """
     newest = job.newest
     if newest is None or newest.generation <= job.record.committed:
@@ -456,7 +456,7 @@ def cut_off(job: Job) -> tuple[WorkerId, ...]:
 
 
 def unconnected(job: Job) -> tuple[WorkerId, ...]:
-    """Return the members without which the newest order could be followed, when all hear each other but cannot connect.
+    """Return the members to give up, so that the others can follow the newest order, when members cannot connect.
 
     The reports do not show between which members data does not arrive. A fault within the leader's server is unlikely,
     so the result is the members on other servers, if there are any.
@@ -477,9 +477,9 @@ def unconnected(job: Job) -> tuple[WorkerId, ...]:
 
 
 def stalled_s(job: Job) -> float:
-    """Return for how many seconds all members of the committed generation have waited for each other.
+    """Return for how many seconds all members of the committed generation have waited for each other's data.
 
-    The result is 0 if some member does not wait. No member computes during that time, and no data arrives.
+    The result is 0 if some member does not wait.
     """
     order = job.committed_order
     if order is None:
@@ -513,7 +513,7 @@ def broken_by_loss(job: Job, worker: WorkerId) -> tuple[int, ...]:
 
 
 def broken_by_report(job: Job, worker: WorkerId, generation: int) -> tuple[int, ...]:
-    """Return the generations that break because `worker` reports a failed communicator in `generation`.
+    """Return the generations that are broken, as `worker` reports a failed communicator in `generation`.
 
     Later rosters with that worker break too, since it cannot reach them by a step of `generation`, unless the order
     listed the broken generation beforehand.

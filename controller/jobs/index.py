@@ -35,8 +35,8 @@ class _Facts:
     off_target: bool = False
     unstarted: bool = False
     waits_for: tuple[JobId, ...] = ()
-    array: str = ""  # the array of a live job, if it limits how many run at a time
-    kept_back: bool = False  # of such an array: the job is withheld, or waits for others
+    array: str = ""  # name of a live job's array, if the array limits how many of its jobs run at a time
+    kept_back: bool = False  # the job of such an array is withheld, or waits for other jobs
     servers: frozenset[ServerId] = frozenset()
     # Facts that take longer to derive, and the versions of the data that they were derived from.
     of: _Wants | None = None
@@ -80,7 +80,7 @@ class Index:
         self._awaiting: dict[JobId, dict[JobId, Job]] = {}  # per job: the unfinished jobs that wait for its end
         self._arrays: dict[str, dict[JobId, Job]] = {}  # live jobs of arrays that limit how many run at a time
         self._changed_arrays: dict[str, None] = {}
-        self._judged: dict[JobId, Job] = {}  # jobs that wait, and whose waiting may be over
+        self._judged: dict[JobId, Job] = {}  # jobs that wait for the end of others, of which one may have ended
         self._without_target = 0
         self._phases: dict[JobPhase, dict[JobId, Job]] = {phase: {} for phase in JobPhase}
         # A heap of pending jobs, with some that are not pending any more.
@@ -200,14 +200,15 @@ class Index:
         return tuple(_in_order(self._awaiting.get(name, {})))
 
     def take_judged(self) -> tuple[Job, ...]:
-        """Return the jobs that wait for the end of others, of which one has ended since the last call, and new ones."""
+        """Return the new jobs that wait for others, and those with an awaited job that ended since the last call."""
         self._catch_up()
         judged, self._judged = self._judged, {}
         return tuple(_in_order(judged))
 
     def take_changed_arrays(self) -> tuple[tuple[Job, ...], ...]:
-        """Return the live jobs of each array with a limit of which a job has got or lost GPUs, was withheld, or has ended since
-        the last call, in the order of submission.
+        """Return the live jobs of each limited array in which a job has changed since the last call.
+
+        A job changes if it gets or loses GPUs, is withheld or released, or ends. Jobs are in the order of submission.
         """
         self._catch_up()
         changed, self._changed_arrays = self._changed_arrays, {}

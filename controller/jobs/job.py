@@ -1,8 +1,8 @@
 """State of one job in the controller: its durable record (`records`), and state that workers and timers can rebuild.
 
 `JobRecord` and the records of the job's workers (`table`) are all that a controller needs after a crash. `Job` adds
-what workers report again (statuses, progress) and timers that may restart. So the type of a field shows whether the
-field is durable.
+statuses and progress, which workers report again, and timers, which may restart. So the type of a field shows whether
+the field is durable.
 
 The life of a job::
 
@@ -95,7 +95,7 @@ class Job(Facts):
     statuses: Statuses = field(default_factory=Statuses)  # newest status of each of `workers`
     reported: Reported = field(default_factory=Reported)
     uses: Uses = field(default_factory=Uses)
-    idle_due_s: float | None = None  # when something is done about idle GPUs (Unix time, `reconcile.idle`)
+    idle_due_s: float | None = None  # when the controller acts on idle GPUs (Unix time, `reconcile.idle`)
     profiling: ProfilingRun | None = None
     profiled: Profiled = field(default_factory=Profiled)
     estimated: Estimated | None = None
@@ -108,7 +108,7 @@ class Job(Facts):
     hold_until: float | None = None
     # For a finished job: time at which workers that have not ended by themselves are stopped.
     stop_rest_at: float | None = None
-    avoided: AvoidedPlaces = field(default_factory=AvoidedPlaces)  # cleared when the job trains again
+    avoided: AvoidedPlaces = field(default_factory=AvoidedPlaces)  # servers and GPUs; cleared when the job trains again
     # Most GPUs that the job can have outside the servers that refused it; None: no such bound is known.
     room: int | None = None
     unproven: Unproven = field(default_factory=Unproven)
@@ -123,12 +123,12 @@ class Job(Facts):
     watched_s: float = 0.0
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     on_reschedule: Callable[[], None] = _nothing_due  # called after each change that can alter a scheduling decision
-    beyond_array: bool = False  # as many other jobs of its array as may run at a time come first (`reconcile.arrays`)
+    beyond_array: bool = False  # the limit of the job's array is used up by earlier jobs (`reconcile.arrays`)
     # Since when members of the newest order and its leader have not reached each other (`cut_off`).
     cut_since: float | None = None
     _counted: tuple[JobRecord, int] | None = None  # the record and the version of the worker table, when last counted
     _meeting: Meeting | None = None
-    _borrows: bool = False  # workers and standing belong to another `Job` (`what_if`)
+    _borrows: bool = False  # `workers`, `statuses` and `_worker_sets` belong to another `Job` (`what_if`)
     _worker_sets: WorkerSets = field(default_factory=WorkerSets)
     _stood: tuple[JobRecord, float] | None = None  # the record and `watched_s` from which `_worker_sets` was derived
 
@@ -212,7 +212,7 @@ class Job(Facts):
 
     @property
     def running_gpus(self) -> tuple[GpuAddress, ...]:
-        """Return the GPUs with processes that stay there until an order sends them away."""
+        """Return the GPUs of started processes that are not being stopped."""
         there = [e for e in self.workers if e.state is not WorkerState.ORDERED and not e.stopping]
         return tuple(gpu for entry in there for gpu in entry.all_gpus)
 
@@ -237,7 +237,7 @@ class Job(Facts):
         self.on_reschedule()
 
     def end_avoidances(self, now: float) -> None:
-        """Let the job try avoided servers and GPUs again whose time is up."""
+        """End the avoidances of servers and GPUs that have expired by `now`."""
         if self.avoided.end(now, bool(self.record.target)):
             self.on_reschedule()
 
@@ -319,12 +319,12 @@ class Job(Facts):
         self.room = most
 
     def limit_by_array(self, beyond: bool) -> bool:
-        """Note whether as many other jobs of the array as may run at a time come first; return whether that is news."""
+        """Note whether earlier jobs use up the limit of the job's array; return whether that is a change."""
         news, self.beyond_array = beyond is not self.beyond_array, beyond
         return news
 
     def set_promise(self, state: PromiseState | None, planned: Planned) -> bool:
-        """Set the state of the promise for the deadline, with its plan; return whether the state is news."""
+        """Set the state of the promise for the deadline, with its plan; return whether the state has changed."""
         self.planned = planned
         if state is self.record.promise:
             return False
@@ -377,12 +377,12 @@ class Job(Facts):
         self.on_change(self)
 
     def what_if(self) -> Job:
-        """Return a copy for trying suppositions, which belongs to no cluster yet.
+        """Return a copy for a hypothetical decision (`reconcile.what_if`), which belongs to no cluster yet.
 
         The copy borrows the workers until it changes them, so it is valid only while this job stays unchanged.
         """
         if len(self.workers):
-            _ = self.worker_sets  # bring the standing up to date first, so that the copy need not
+            _ = self.worker_sets  # updated here once, so that not every copy has to
         found = copy.copy(self)
         found.on_change, found.on_reschedule, found._borrows = _nobody, _nothing_due, True
         return found
@@ -415,7 +415,7 @@ class Job(Facts):
             self.on_reschedule()
 
     def _note_short_life(self) -> None:
-        """Record the start of a job that ended before it was known to run, such as a command of a moment.
+        """Record the start of a job that ended before it was known to run, such as a very short command.
 
         The job began when it was given GPUs.
         """
@@ -432,7 +432,7 @@ class Job(Facts):
     def end_worker(
         self, worker: WorkerId, now: float, exit_code: int | None, reason: str, fault: Fault, log: str = ""
     ) -> WorkerRecord | None:
-        """Move a worker to the past ones; return its record before the end, or None if it was moved already."""
+        """Move a worker to the past workers; return its record before the end, or None if it was moved already."""
         self._own()
         entry = self.worker(worker)
         if entry is None:
@@ -478,11 +478,14 @@ class Job(Facts):
     # -- time limits and timers
 
     def let_leave(self, now: float, workers: Collection[WorkerId]) -> None:
-        """Give time to leave to exactly these workers, which no roster names; each had it from its first such call."""
+        """Let these workers, which no roster names, exit by themselves.
+
+        The time of a worker counts from its first such call. Other workers are no longer expected to exit.
+        """
         self.leaving_since = {worker: self.leaving_since.get(worker, now) for worker in workers}
 
     def end_leave(self, worker: WorkerId) -> None:
-        """End the time that `worker` has to leave: the worker is stopped."""
+        """Expect no exit of `worker` by itself any more, as it is stopped."""
         self.leaving_since.pop(worker, None)
 
     def await_server(self, server: ServerId, until_s: float) -> None:
@@ -494,7 +497,7 @@ class Job(Facts):
         self.silent = {other: due_s for other, due_s in self.silent.items() if other != server}
 
     def set_idle_timer(self, due_s: float | None) -> bool:
-        """Set when to act on idle GPUs (Unix time; None: never); return whether that is news."""
+        """Set when to act on idle GPUs (Unix time; None: never); return whether the time has changed."""
         news, self.idle_due_s = due_s != self.idle_due_s, due_s
         return news
 
@@ -626,7 +629,7 @@ class Job(Facts):
         self.on_reschedule()
 
     def end_hold(self, now: float) -> None:
-        """Let the job grow again if its time is up."""
+        """Let the job grow again once the time of `hold` has passed."""
         if self.hold_until is not None and now >= self.hold_until:
             self.release()
             self.on_reschedule()
@@ -743,7 +746,7 @@ class Job(Facts):
                 self.update(expected_steps=expected)
 
     def note_rate(self, now: float, status: WorkerStatus, steps: int) -> bool:
-        """Take over the rate of the job with its present share; return whether it is news.
+        """Take over the throughput with the present share; return whether it differs from the known one.
 
         Rates that cover fewer than `steps` steps are ignored.
         """

@@ -2,8 +2,8 @@
 
 A job's length is given by `max_steps` in its specification, or by its loop: `run.epochs(n)` over data with an index has
 a known number of steps. The smaller number holds, and the job's workers report it. A job that trains `until` a metric
-reaches a bound has the length that its reports predict (`metric_forecast`), if that is smaller. A cancelled or failed job
-counts as ended, too: its GPUs are free, and others of its kind may end like it.
+reaches a bound has the length that its reports predict (`metric_forecast`), if that is smaller. Cancelled and failed
+jobs count as ended, too: their GPUs are free, and other jobs of the kind may end in the same way.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def with_job(ended: Ended, job: Job) -> Ended:
     alone_s = _step_alone_s(job)
     if not job.steps_done or alone_s is None:
         return ended
-    told = job.bound_steps if job.spec.until is None else None  # otherwise it is expected to end earlier
+    # With `until`, the job is expected to end before that bound.
+    told = job.bound_steps if job.spec.until is None else None
     told_s = told * alone_s if told is not None else math.nan
     return ended.and_one(job.spec.gpus.max, job.steps_done * alone_s, told_s)
 

@@ -90,7 +90,7 @@ class WorkerRecord(Value, frozen=True, kw_only=True, omit_defaults=True):
     held_s: float | None = None  # since when the worker holds its GPU (Unix time), from the request to start it
     started_s: float | None = None  # when the process was first reported as running (Unix time), plus excluded time
     joined_s: float | None = None  # when the worker first reported (Unix time), plus excluded time
-    start_s: float | None = None  # seconds from the request to start it until it first held the state
+    start_s: float | None = None  # seconds from the start request until the worker first held the state
     stop_by_s: float | None = None  # when the agent kills the worker (Unix time), if a stop was requested
     finished: bool = False  # ended with exit code 0 after the training loop
     fault: Fault | None = None  # cause of the end; of a living worker only if it is being stopped for that cause
@@ -113,7 +113,7 @@ class OrderKind(enum.Enum):
 
     TARGET = "target"  # leads to the scheduler's target; may be superseded at any time
     UNION = "union"  # old and new workers of a migration together, for the state transfer
-    RECOVERY = "recovery"  # only the survivors of a loss; no other worker is waited for
+    RECOVERY = "recovery"  # only the survivors of a loss, so that they go on without waiting for a new worker
 
 
 class OrderRecord(Value, frozen=True, kw_only=True):
@@ -179,10 +179,10 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     hardware_agnostic: bool = (
         False  # a worker has found that its bits do not depend on the GPU type (`worker.operators`)
     )
-    paces: dict[str, float] = {}  # by GPU name (`type_speeds`); not: 1
+    paces: dict[str, float] = {}  # by GPU name (`type_speeds`); a missing name has pace 1
     manual_share: int | None = None
     batch_changes: tuple[BatchChange, ...] = ()  # all changes of the batch in the job's state
-    batch_factor: int = 0  # factor for which the workers were asked last (`batches`); 0: for none
+    batch_factor: int = 0  # factor last requested from the workers (`batches`); 0: none
     batch_share: int = 0  # greatest number of GPUs for which the factor has been decided; 0: not yet
     worker_count: int = 0  # number of worker names given out
     overtaken: bool = False  # the store is older than the job, so its workers must end before a new start (`restored`)
@@ -204,35 +204,35 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     failures_in_vain: int = 0
     # Of these, the last consecutive ones in which no server had a part (`restarts.count_restart`).
     deaths_in_vain: int = 0
-    progressed: bool = False  # some step has been applied
+    progressed: bool = False  # at least one step has been applied
     best_at_restart: int = -1
     losses_in_vain: int = 0  # consecutive generations that lost a worker by its own fault, without progress (`ends`)
     lost_in: int = 0  # the last of these generations
     best_at_loss: int = -1  # furthest step that had been applied by that loss
     hold_s: float = 0.0  # seconds for which growth is held back, or was last time
     held: bool = False
-    vain_joins: int = 0  # newcomers in a row that ended before they had taken part (`inbound.newcomers`)
-    vain_join_share: int = 0  # number of workers that had taken part when the last of these newcomers ended
+    vain_joins: int = 0  # joining workers in a row that ended before they had taken part (`inbound.newcomers`)
+    vain_join_share: int = 0  # number of workers that had taken part when the last of these ended
     vain_join_s: float = 0.0  # time of that end (Unix time)
-    does_not_grow: str = ""  # why no worker may join those with the state (`reconcile.growth`); "": workers may join
+    does_not_grow: str = ""  # why no further worker may join (`reconcile.growth`); "": workers may join
     progress: Progress | None = None
     by_s: float | None = None  # earlier deadline used for planning (Unix time); None: the job's own deadline is used
     expected_steps: int | None = None  # number of steps in all, by the script's reports; None: not known
     measured: tuple[Measured, ...] = ()  # throughput by share and servers
-    # Leader of the committed generation when the job was preempted. It may have reached its end.
+    # Leader of the committed generation when the job was preempted, which may have finished the training.
     last_leader: WorkerId | None = None
     saved_step: int | None = None  # step of the newest checkpoint that a worker has written or loaded
     saved_generation: int = 0  # generation of that checkpoint
     saved_file: str = ""  # path of that checkpoint on the server of its writer; "": not known
     gpu_account: Account = Account()  # the job's GPU-seconds
     use: Use = NO_USE  # of the workers that have ended (`usage`)
-    idle_warned: bool = False  # its user was told that its GPUs do nothing (`reconcile.idle`)
-    idle_shrunk: bool = False  # for the same reason it has its least number of GPUs, until they do something again
+    idle_warned: bool = False  # the user was notified that the job's GPUs are idle (`reconcile.idle`)
+    idle_shrunk: bool = False  # for the same reason the job is limited to its minimum of GPUs, until they compute again
     joined: bool = False  # a worker has called `elastic.join()`; from then on the job may be resized
     reserved: bool = False  # GPUs are held for the job (`scheduler.reservation`)
     promise: PromiseState | None = None  # state of the deadline's promise when it last changed; None: no deadline
-    warned: bool = False  # its processes were told that its time is nearly up (`reconcile.time_limits`)
-    timed_out: bool = False  # it has run for as long as it may
+    warned: bool = False  # the job's processes were warned that its time limit is near (`reconcile.time_limits`)
+    timed_out: bool = False  # the job has exceeded its time limit
     waits_for: tuple[JobId, ...] = ()  # jobs of `JobSpec.after` that are not over (`reconcile.dependencies`)
     withheld: Withheld | None = None  # a user keeps the job from running; None: no user does
 

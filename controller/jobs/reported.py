@@ -17,7 +17,7 @@ OFTEN_ENOUGH_S = 10.0  # least time between two measurements with the same share
 
 @dataclass
 class Reported:
-    """What the workers of one job have reported."""
+    """Progress, metrics and rates that the workers of one job have reported."""
 
     best_applied: int = -1
     newest: Progress | None = None
@@ -51,7 +51,7 @@ class Reported:
     def take_reports(self, until: Until, status: WorkerStatus, known: int | None) -> int | None:
         """Take over reports of the metric that ends the training; return its expected length in steps.
 
-        `known`: the length expected so far, which is returned where the reports do not change it by more than noise.
+        `known`: the length expected so far, which is returned if the prediction differs by no more than noise.
         """
         if status.applied is None or until.metric not in status.metrics:
             return known
@@ -98,10 +98,10 @@ def counts_for_progress(status: WorkerStatus) -> bool:
 def measured_with(
     measured: tuple[Measured, ...], where: tuple[int, int], rate: float, gpu: str, now: float, first: bool
 ) -> tuple[tuple[Measured, ...], bool] | None:
-    """Return the measurements with one more, and whether that is news; None if it comes too soon after the last one.
+    """Return the measurements with one more, and whether decisions should use it; None if it comes too soon.
 
-    where: share and number of servers. rate: steps/s. gpu: the GPU type, "" where types are mixed. first: of its
-    generation: even if the value is not new, the job may be measured further.
+    where: share and number of servers. rate: steps/s. gpu: the GPU type, "" where types are mixed. first: the rate is
+    the first of its generation. Even if its value is not new, the job may then be measured with the next share.
     """
     known = next((entry for entry in measured if (entry.share, entry.servers) == where), None)
     if known is None:

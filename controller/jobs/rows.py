@@ -1,15 +1,15 @@
 """Unfinished jobs as a table of columns, kept from one decision to the next so that cost follows changes.
 
-Theory of operation
--------------------
-A decision examines all jobs, of which few have changed since the last decision. So the data of the scheduler's view is kept
-here in columns, with one row per job in the order of submission. A changed job's row is rewritten (`changed`); a job that
-only progressed gets new step counts (`moved`). Values that change with time are computed for all rows at once (`columns`).
+Theory of operation ------------------- A decision examines all jobs, of which few have changed since the last decision.
+So the data of the scheduler's view is kept here in columns, with one row per job in the order of submission. A changed
+job's row is rewritten (`changed`); a job that only progressed gets new step counts (`moved`). Values that change with
+time are computed for all rows at once (`columns`).
 
-A job's scaling is known from its own measurements, or estimated from earlier jobs of its kind. Jobs without measurements of
-their own share one estimate per kind and model, which is computed again when the record of the kind changes.
+A job's scaling is known from its own measurements, or estimated from earlier jobs of its kind. Jobs without
+measurements of their own share one estimate per kind and model, which is computed again when the record of the kind
+changes.
 
-GPUs have numbers of their own here, because the assignment of bits to GPUs changes with the servers in view.
+GPUs are numbered here independently of the view, because the bits of GPUs in view change with the servers in view.
 """
 
 from __future__ import annotations
@@ -433,7 +433,7 @@ class Rows:
         self._alone[curve] = told.curve[1] if told.known else 0.0
 
     def _tell_peak(self, row: int, told: Estimated, peaks: dict[tuple[int, int], int]) -> None:
-        """Write how many GPUs a job can use. `peaks`: the peaks found already for this estimate."""
+        """Set the most GPUs that a job can use. `peaks`: cache for this estimate, by least and most GPUs."""
         table = self._kept
         if not told.known:
             table.peak[row] = 0
@@ -463,7 +463,7 @@ class Rows:
 
     @property
     def fixed(self) -> dict[JobId, Job]:
-        """The jobs that no policy decides about: ending jobs and gangs. They keep their GPUs."""
+        """Jobs that keep their GPUs whatever the policy says: ending jobs and gangs."""
         return {**self.ending, **self.gangs}
 
     def jobs(self, without: frozenset[JobId], with_fixed: bool = False) -> tuple[tuple[Job, ...], Ints]:
@@ -479,7 +479,7 @@ class Rows:
         return cast("tuple[Job, ...]", tuple(map(self._jobs.__getitem__, rows.tolist()))), rows  # a live row has a job
 
     def where(self, names: Collection[JobId], rows: Ints) -> list[tuple[int, JobId]]:
-        """Return (position in `rows`, name) of each of these jobs that has a row there, in the order of submission.
+        """Return (position in `rows`, name) of those jobs of `names` that have a row there, in the order of submission.
 
         `rows` must be ascending.
         """

@@ -15,8 +15,8 @@ that grow long. The remaining head is less than a kilobyte. All parts are writte
 ====================================  =========================================================
 
 A job is parted once it has more than `WHOLE` workers, and whole again when it has none: while it waits, and in the
-archive. An earlier version cannot read a head, and refuses to start. Otherwise it would not know the workers, and would
-start others on their GPUs. Before a downgrade, the large jobs must be paused.
+archive. An earlier version cannot read a head, and refuses to start. Otherwise it would start workers on GPUs that are
+in use. Before a downgrade, the large jobs must be paused.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _parts(job: Job, known: Written, unwritten: dict[WorkerId, None]) -> tuple[C
 
 
 def _keys(job: JobId, known: Written) -> Iterator[str]:
-    """Yield the keys of a parted state, without that of the head."""
+    """Yield the keys of a parted state, except the key of the head."""
     here = state_key(job)
     yield from (here + PART + name for name in PARTS if getattr(known.record, name) != APART[name])
     yield from (_order_key(job, order.generation) for order in known.record.orders)

@@ -38,7 +38,7 @@ class KindRecord(Value, frozen=True, kw_only=True):
 
 
 def _says(known: KindRecord, measured: Iterable[Measured]) -> bool:
-    """Return whether a kind's record contains all these measurements already, within the noise."""
+    """Return whether a kind's record has equal values, within the noise, for all these measurements."""
     rates = {(entry.share, entry.servers, entry.gpu): entry.steps_per_s for entry in known.measured}
     return all(
         (rate := rates.get((entry.share, entry.servers, entry.gpu))) is not None

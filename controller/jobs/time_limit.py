@@ -1,7 +1,7 @@
 """The time that a job may run (`JobSpec.time_limit_s`), as Slurm's --time. Pure.
 
-The seconds with any GPUs count (`Job.executed_s`), in all attempts together; waiting does not. They are recorded, so neither a
-preemption nor a restart of the controller begins the time anew.
+The seconds with any GPUs count (`Job.executed_s`), in all attempts together; waiting does not. They are recorded, so
+neither a preemption nor a restart of the controller resets the time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def end_s(job: Job) -> float | None:
 
 
 def warning_s(job: Job) -> float | None:
-    """Return when the job is to be warned that its time is nearly up (Unix time); None: not, or it has been warned."""
+    """Return when to warn the job of its time limit (Unix time); None: no warning is wanted, or it was sent."""
     end, before_s = end_s(job), job.spec.warn_s
     return end - before_s if end is not None and before_s is not None and not job.record.warned else None
 
 
 def due_s(job: Job) -> float | None:
-    """Return when the controller acts next on the limit (Unix time); None: never, as things are."""
+    """Return when the controller next warns or ends the job (Unix time); None: the job has no limit, or no GPUs."""
     return min((each for each in (warning_s(job), end_s(job)) if each is not None), default=None)

@@ -1,7 +1,8 @@
 """The times that a job's GPU types take for one virtual worker, relative to each other (EasyScale 3.4: C_i). Pure.
 
-Workers find out in band which of them are slower, and by how much (`worker.training.stragglers`). What the members of one type
-have in common is the type's pace for this job: the next roster hosts virtual workers accordingly from its first step on.
+Workers measure during training which of them are slower, and by how much (`worker.training.stragglers`). The slowness
+that all members with one GPU type share is the type's pace for this job. The next roster distributes virtual workers by
+these paces from its first step on.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ def learned(
 ) -> dict[str, float]:
     """Return the paces by GPU type.
 
-    known: the paces so far. types: of the members of the committed roster. paces: of those that are not as fast as usual, as the
-    leader reports. Only a roster of several types tells of their difference.
+    known: the paces so far. types: of the members of the committed roster. paces: of the members that are slower or
+    faster than the others, by the leader's report. Only a roster of several types shows a difference between types.
     """
     if len(set(types.values())) < 2:
         return dict(known)

@@ -1,8 +1,8 @@
 """Use of a job's workers, as agents report it, and the time since which all of its GPUs have been idle.
 
-Agents repeat sums and peaks of living workers, so only the use of workers that have ended is recorded (`JobRecord.use`): with
-the record of their end, which is written anyway. The next controller hears of the others again. An agent that restarts counts
-from zero; what its workers had used before is then recorded at once.
+Agents repeat sums and peaks of living workers, so only the use of workers that have ended is recorded
+(`JobRecord.use`): with the record of their end, which is written anyway. The next controller receives the use of living
+workers again. An agent that restarts counts from zero, so the use that its workers had before is then recorded at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Reported:
     """Last report of one worker's use."""
 
     use: Use
-    at_s: float  # when it came (Unix time)
+    at_s: float  # arrival (Unix time)
     busy: float | None = None  # part of the time since the report before in which its GPUs computed; None: unknown
 
 
@@ -30,7 +30,10 @@ class Uses:
     idle: dict[WorkerId, float] = field(default_factory=dict)  # since when the GPUs of a worker do nothing (Unix time)
 
     def take(self, now: float, told: WorkerUse) -> Use:
-        """Take a report. Return what is to be recorded: the use that an earlier agent has counted, which this one has not."""
+        """Take a report.
+
+        Return the use to record now: that counted before the agent restarted, which its counts omit.
+        """
         worker, before = told.worker, self.reports.get(told.worker)
         anew = before is not None and (told.use.gpu_s < before.use.gpu_s or told.use.wall_s < before.use.wall_s)
         earlier = before.use if before is not None and not anew else NO_USE
@@ -57,14 +60,15 @@ class Uses:
         return found
 
     def busy(self) -> float | None:
-        """Return the part of the time in which the GPUs of all living workers computed lately; None: not known of all."""
+        """Return the part of the time (0 to 1) in which the GPUs computed lately; None: unknown for a worker."""
         parts = [report.busy for report in self.reports.values()]
         known = [part for part in parts if part is not None]
         return sum(known) / len(known) if known and len(known) == len(parts) else None
 
     def idle_since_s(self, workers: int, at_least_s: float) -> float | None:
-        """Return since when the GPUs of all `workers` have done nothing (Unix time); None: some compute, or are unknown, or
-        have not been reported on since `at_least_s`.
+        """Return since when the GPUs of all `workers` have been idle (Unix time).
+
+        None: some compute or are unknown, or the last report on some is older than `at_least_s` (Unix time).
         """
         if not workers or len(self.idle) < workers or any(self.reports[each].at_s < at_least_s for each in self.idle):
             return None

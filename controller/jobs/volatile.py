@@ -61,7 +61,7 @@ class Saving:
             self.slow.add(self.saver)
 
     def dismiss(self, worker: WorkerId, step: int) -> bool:
-        """Note that `worker` is told that `step` is saved; return whether this step, or a later one, is news to it."""
+        """Return whether `worker` has yet to be notified that `step` is saved, and count it as notified."""
         if self.dismissed.get(worker, -1) >= step:
             return False
         self.dismissed[worker] = step
@@ -108,7 +108,7 @@ class Profiled:
         self._all = _AllMeasured(estimated, target, packed)
 
     def is_all(self, estimated: Estimated | None, target: tuple[GpuAddress, ...], packed: int | None) -> bool:
-        """Return whether `note_all` was called with these very objects, as in most decisions."""
+        """Return whether `note_all` was called with the same objects, as in most decisions."""
         known = self._all
         return known is not None and known.target is target and known.estimated is estimated and known.packed == packed
 
@@ -151,8 +151,8 @@ class Planned:
     """Plan for a job with a deadline (`promising`). Times are Unix times in seconds."""
 
     finish_s: float | None = None  # end of the job with the GPUs that are kept for it; None if unknown
-    least_gpus: int = 0  # the most GPUs that are kept at any time
-    waits_for: str = ""  # information that must be known before anything can be planned
+    least_gpus: int = 0  # minimum satisfactory share: the most GPUs that are kept for the job at any time
+    waits_for: str = ""  # facts that must be known before a plan can be made
     final_by_s: float | None = None  # expected time at which that information is known
     saved_by: str = ""  # a change that would save a breaking promise; without a promise, the obstacle to one
     gpu_s: float = 0.0  # GPU time that is kept for the job (GPU-seconds)

@@ -71,7 +71,7 @@ class _Seen(NamedTuple):
 
 @dataclass
 class _Whole:
-    """Whether the newest order matches the target, and all its members may go on.
+    """Cached answer: does the newest order match the target, and may all its members go on?
 
     The result is valid while `target`, `newest` and `changes` are the same.
     """

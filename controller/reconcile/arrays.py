@@ -1,8 +1,8 @@
 """Arrays of jobs of which a limited number may run at a time (`ArrayElement.most`), as Slurm's --array=0-99%8.
 
-The elements of an array are jobs like others. Those beyond the limit are hidden from policies (`Job.beyond_array`). First come
-the elements that have GPUs, then the others in the order of submission; one that a user withholds, or that waits for another job,
-takes no place. All of this follows from the records, so that nothing of it is recorded.
+The elements of an array are jobs like others. Those beyond the limit are hidden from policies (`Job.beyond_array`).
+Elements that have GPUs count first, then the others in the order of submission. An element that a user withholds, or
+that waits for another job, does not count. All of this follows from the jobs' records, so it has no record of its own.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Elsewhere:
 
     decision: Decision
     stuck: tuple[Job, ...] = ()  # jobs that cannot start with the GPUs they would get
-    cramped: tuple[tuple[Job, int], ...] = ()  # jobs with the most GPUs that each can use: the rest is for other jobs
+    cramped: tuple[tuple[Job, int], ...] = ()  # jobs, and the most GPUs that each can use; other jobs may have the rest
 
 
 def elsewhere(seen: Snapshot, decision: Decision) -> Elsewhere:
@@ -108,9 +108,9 @@ def _servers(seen: Snapshot) -> Sequence[Gpus]:
 
 
 def _dark(seen: Snapshot, job: Job) -> tuple[Gpus, Gpus]:
-    """Return the GPUs on which the job's first worker cannot start, and those of them on which none of its workers may start.
+    """Return the GPUs on which the job's first worker cannot start, and those on which none of its workers may.
 
-    Once workers have the state, only lasting avoidances count.
+    Once workers have the state, only the avoidances count that apply to all workers.
     """
     having = {entry.gpu for entry in holders(job)}
     lasting = (Avoidance.STAY, Avoidance.REFUSED)

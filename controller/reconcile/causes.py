@@ -31,7 +31,7 @@ class Causes:
         self._cluster, self._before, self._seen, self._found = cluster, before, seen, found
 
     def of(self, row: int, after: int) -> str:
-        """Return why the job of this row gets `after` GPUs, or other GPUs than before, as text for users."""
+        """Return why the job of this row now gets `after` GPUs, or different ones, as text for users."""
         job, view = self._seen.jobs[row], self._seen.view
         had = len(job.record.target)
         if row in view.manual_shares:

@@ -43,7 +43,7 @@ from ..loans import taken
 from ..state.planning import Snapshot
 from .snapshot import fewest, snapshot
 
-STARTING_SERVER = ServerId("")  # a server of the view that holds the GPUs of jobs that have not joined yet
+STARTING_SERVER = ServerId("")  # name of the server that `_Wide` adds for jobs that have not joined yet
 STARTED_S = 10.0  # expected time from a job's start to its first step
 REVIEW_S = 30.0  # interval of checks of promises without events
 OFFERED_S = 300.0  # age at which a `Planned.offer` is renewed, for one job in each decision
@@ -88,7 +88,7 @@ def judged(cluster: Cluster, now: float, jobs: Sequence[Job]) -> list[Judged]:
 
 
 def _without_a_plan(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> Judged | None:
-    """Return the judgement if no plan is needed for it; None: a plan is needed."""
+    """Return the judgement on a job that can be judged without a plan; None for any other job."""
     deadline, scheduler = job.spec.deadline, cluster.planning.decider.scheduler
     assert deadline is not None
     why = _never_promised(job)
@@ -262,8 +262,9 @@ def _is_new(job: Job) -> bool:
 
 
 def _is_offer_due(now: float, job: Job, looked: bool) -> bool:
-    """Return whether to look for changes with which the deadline of `job` would be promised. looked: this decision has
-    done so for another job.
+    """Return whether to search for changes with which the deadline of `job` would be promised.
+
+    looked: this decision has searched for another job already.
     """
     offered_s = job.planned.offered_s
     old = now < job.deadline_s and (offered_s is None or now - offered_s >= OFFERED_S)
@@ -307,7 +308,7 @@ def promise_view(job: Job) -> PromiseView | None:
 
 
 def not_planned(cluster: Cluster, now: float, job: Job, why: str) -> None:
-    """Record that `job` is kept from running, and that a promise to it breaks. `why`: completes the sentence "it is ..."."""
+    """Record that `job` may not run, so that its promise breaks. `why` completes the sentence "it is ..."."""
     if job.promised:
         _note(cluster, now, job, PromiseState.BREAKS, Planned(saved_by=f"it is {why}"))
 
@@ -348,7 +349,7 @@ def _waits_for(cluster: Cluster, now: float, seen: Snapshot, job: Job) -> str:
 
 
 def _length_of(job: Job) -> str:
-    """Return the words for the facts that give the length of `job`."""
+    """Return the name, for users, of the fact that gives the length of `job`."""
     until = job.spec.until
     return LENGTH if until is None else f"its length (some reports of {until.metric}, or max_steps)"
 
@@ -422,8 +423,10 @@ def _wide(
 
 
 def _with_types(cluster: Cluster, now: float, view: ClusterView, jobs: Sequence[Job]) -> ClusterView:
-    """Return the view with a curve on each GPU type for jobs that have not begun. A type on which nothing is known of a
-    job's throughput cannot be promised to it."""
+    """Return the view with a curve on each GPU type for jobs that have not begun.
+
+    A type on which a job's throughput is unknown cannot be promised to the job.
+    """
     names = dict.fromkeys(sort.name for server in view.servers for sort in server.sorts)
     rows = np.flatnonzero(np.isfinite(view.jobs.deadline_s) & (view.jobs.left_s < UNKNOWN_S)).tolist()
     if len(names) < 2 or not rows:
@@ -538,7 +541,7 @@ def _sentence(now: float, job: Job, offer: CounterOffer, others: bool) -> str:
 
 
 def _instead(now: float, offer: CounterOffer, of_steps: float | None = None) -> list[str]:
-    """Return the changes in words. of_steps: the steps left of a job that has begun; None: it is a newcomer."""
+    """Return the changes in words. of_steps: the steps left of a job that has begun; None: the job is new."""
     deadline = f"in {span(math.ceil(offer.deadline_s - now))}" if offer.deadline_s is not None else ""
     return changes(offer, deadline, f" of the {of_steps:,.0f} left" if of_steps is not None else "")
 
@@ -612,9 +615,10 @@ def _saved_by(wide: _Wide, asked: Commitments, one: Promise) -> str:
 def _offered(
     wide: _Wide, kept: Kept, row: int, terms: DeadlineTerms, most_gpu_s: float = math.inf
 ) -> CounterOffer | None:
-    """Return changes with which the deadline of `row` would be promised beside the promises that hold; None: it would be
-    promised as it is, if it were asked for now, or those promises leave no plan to try with. most_gpu_s: the GPU time
-    that may still be promised to the job's user.
+    """Return changes with which the deadline of `row` would be promised beside the promises that hold.
+
+    None: the deadline would be promised without changes, or there is no plan of those promises to add the job to.
+    most_gpu_s: the GPU time that may still be promised to the job's user.
 
     The job counts as one that has to start first, as it does if it is submitted again with a later deadline.
     """

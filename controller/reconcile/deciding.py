@@ -101,7 +101,7 @@ def decided(
         changes, unfinished = at_once(
             seen.view.placements, plan(seen.view, decision), seen.held, Room(seen.view) if seen.view.needs else None
         )
-    except Exception as error:  # a policy is a plug-in: what it raises for one job must not end the controller for all
+    except Exception as error:  # a policy is a plug-in: its errors must not end the controller
         raise PolicyFailed(scheduler.policy.name, error) from error
     return Decided(
         decision,

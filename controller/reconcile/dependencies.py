@@ -5,12 +5,12 @@ Theory of operation
 `JobRecord.waits_for` names the jobs whose end is still awaited; as long as there are any, no policy sees the job
 (`Job.is_withheld`). An end is judged in the turn in which it is recorded, and both are written in one transaction:
 
-* a job that finished, or that was awaited whatever happens, is crossed off the list;
+* a job that finished, or whose end was awaited with any outcome (`:any`), is removed from `waits_for`;
 * a job that failed or was cancelled, or that the store has lost, can never finish: the waiting job is cancelled, with
   the reason (Slurm's DependencyNeverSatisfied with kill_invalid_depend). Jobs that wait for that one follow.
 
 The index finds the jobs to judge (`Index.take_judged`): those that wait for a job that has just ended, and after a
-recovery all that wait. So a judgement that was missed is made up for.
+recovery all that wait. So no judgement is lost in a crash.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def awaited(cluster: Cluster, spec: JobSpec) -> tuple[JobId, ...]:
 
 def judge_ends(cluster: Cluster, now: float) -> None:
     """Let jobs run that have waited for the end of others, and cancel those that would wait for ever."""
-    while judged := cluster.jobs.index.take_judged():  # a cancelled job is judged by those that wait for it
+    while judged := cluster.jobs.index.take_judged():  # a job cancelled here may end the wait of further jobs
         for job in judged:
             _judge(cluster, now, job)
 
@@ -63,7 +63,7 @@ def _judge(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def is_good(after: After, job: Job) -> bool:
-    """Return whether the end of `job`, which is over, is one that was waited for."""
+    """Return whether a job that waits by `after` may run, now that `job` is over."""
     return after.any or job.record.phase is JobPhase.FINISHED
 
 
@@ -78,7 +78,7 @@ def _over(job: Job) -> str:
 
 
 def sentence(cluster: Cluster, job: Job) -> str:
-    """Return the jobs that `job` waits for, and how they stand; "" if it waits for none."""
+    """Return the jobs that `job` waits for, with their states, in words; "" if it waits for none."""
     told = []
     for any_end, what in ((False, "to finish"), (True, "to end")):
         names = [after.job for after in job.spec.after if after.any is any_end and after.job in job.record.waits_for]

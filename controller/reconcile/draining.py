@@ -37,7 +37,7 @@ from ..sessions import Session
 from ..state.planning import Snapshot
 
 GPUS_TOLD = 8
-MOST_UNKNOWN, MOST_NAME = 64, 80  # workers of jobs that are not known, and characters of their jobs
+MOST_UNKNOWN, MOST_NAME = 64, 80  # limits of an answer: workers of unknown jobs, and characters of a job's name
 
 
 def pushing(cluster: Cluster, seen: Snapshot, decision: Decision, staying: Mapping[JobId, str]) -> dict[JobId, str]:
@@ -136,7 +136,7 @@ def _why(cluster: Cluster, job: Job) -> tuple[bool, str]:
 
 
 def _way(cluster: Cluster, job: Job) -> str:
-    """Return how the job leaves its drained GPUs."""
+    """Return in words how the job leaves its drained GPUs."""
     target = [
         gpu for gpu in job.record.target if (taint := cluster.servers.taint(gpu)) is None or not taint.severity.moves
     ]

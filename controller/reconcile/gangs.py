@@ -1,22 +1,22 @@
 """Gangs: jobs that have not called `elastic.join()`, which may be any command.
 
-Theory of operation
--------------------
-The controller knows only that a gang's processes run, and how they end. So the processes start, restart and end together:
+Theory of operation ------------------- The controller knows only that a gang's processes run, and how they end. So the
+processes start, restart and end together:
 
-* They are started together, when all their GPUs are free, and never resized, moved or preempted: the scheduler does not see
-  them (`snapshot`). A gang that asked for a range of GPUs keeps the share that the policy gave it at the start.
+* They are started together, when all their GPUs are free, and never resized, moved or preempted: the scheduler does not
+  see them (`snapshot`). A gang that asked for a range of GPUs keeps the share that the policy gave it at the start.
 * The job has finished when all processes have ended with exit code 0.
 * A process that ends with another exit code fails the job; the others are stopped.
-* If a process is killed, or its server is lost, the others are stopped, and all restart from the beginning. A command may not
-  be safe to run twice, so the job limits its restarts (`JobSpec.restarts`). Each one is counted when it is decided.
-* A process on a silent server may still run, and is not fenced as workers are by generations. If it must not run twice, the job
-  waits for the server for a while (`SILENT_SERVER_S`).
+* If a process is killed, or its server is lost, the others are stopped, and all restart from the beginning. A command
+  may not be safe to run twice, so the job limits its restarts (`JobSpec.restarts`). Each one is counted when it is
+  decided.
+* A process on a silent server may still run, and is not fenced as workers are by generations. If it must not run twice,
+  the job waits for the server for a while (`SILENT_SERVER_S`).
 
-If the only process of a gang was never created, it has done nothing: that start does not count.
+If the only process of a gang was never created, the command has not run: that start does not count as a restart.
 
-Once a worker has called `elastic.join()`, none of this applies any more; most scripts call it within seconds. If a gang was
-expected to call it, and has not after `JOIN_NOTICE_S`, it is shown as running.
+Once a worker has called `elastic.join()`, none of this applies any more; most scripts call it within seconds. If a gang
+was expected to call it, and has not after `JOIN_NOTICE_S`, it is shown as running.
 """
 
 from __future__ import annotations

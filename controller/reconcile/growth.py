@@ -66,7 +66,9 @@ def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     job.update(does_not_grow=why)
     if not known:
         cluster.history.add(now, EventKind.HELD, job.id, f"does not grow any more: {why}")
-    if not cluster.servers.awaited:  # else a controller that has just started knows too little; `keep_together` follows
+    if (
+        not cluster.servers.awaited
+    ):  # a controller that has just started knows too little, and calls `keep_together` later
         _keep(cluster, now, job, kept)
 
 
@@ -77,7 +79,7 @@ def _leader(job: Job) -> WorkerId | None:
 
 
 def _having(job: Job) -> tuple[WorkerRecord, ...]:
-    """Return the workers with the state, and the leader of the current generation, which may not have reported yet."""
+    """Return the workers with the state, and the current generation's leader, which may not have reported yet."""
     found, leader = holders(job), _leader(job)
     if leader is None or not usable(job, leader) or any(entry.worker == leader for entry in found):
         return found
@@ -90,7 +92,7 @@ def _told(reason: str) -> str:
 
 
 def least_gpus(job: Job) -> int:
-    """Return the fewest GPUs with which `job` goes on; after a loss it goes on with fewer for a while."""
+    """Return the fewest GPUs that `job` needs; after a loss it goes on with fewer for a while."""
     return min(job.spec.gpus.min, job.record.manual_share or job.spec.gpus.min)
 
 

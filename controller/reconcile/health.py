@@ -1,16 +1,14 @@
 """Back-off from servers and GPUs on which workers fail at their start, longer each time (cluster 4).
 
-Theory of operation
--------------------
-A server with a full disk looks idle: it would get one job after the other, and fail them all. So if a start fails by the
-server's fault, the controller *backs off*: until the time is up, the server's free GPUs are not in the scheduler's view, and
-workers not started yet are placed on other servers. Workers that run on the server go on. The first worker there that reaches
-its training loop clears the server.
+Theory of operation ------------------- A server with a full disk looks idle: it would get one job after the other, and
+all of them would fail. So if a start fails by the server's fault, the controller *backs off*: until the time is up, the
+server's free GPUs are not in the scheduler's view, and workers not started yet are placed on other servers. Workers
+that run on the server go on. The first worker there that reaches its training loop clears the server.
 
-If a server's driver or file system is missing, the *script* fails with an exit code. A comparison with other jobs and servers
-distinguishes such a server from a faulty script (`script_is_innocent`). The same comparison finds a single faulty GPU on a
-server with GPUs that work: the controller then backs off from this GPU only, as after a fault that the agent reports (`taints`).
-If a second GPU of the server fails so meanwhile, the server is to blame.
+If a server's driver or file system is missing, the *script* fails with an exit code. A comparison with other jobs and
+servers distinguishes such a server from a faulty script (`script_is_innocent`). The same comparison finds a single
+faulty GPU on a server with GPUs that work: the controller then backs off from this GPU only, as after a fault that the
+agent reports (`taints`). If a second GPU of the server fails so meanwhile, the server is to blame.
 
 None of this is recorded: a controller that has just started tries each server, and soon knows again.
 """
@@ -34,8 +32,8 @@ from ..sessions import Health
 from ..taints import Taint, sentences
 from .tainted import refresh_taints
 
-FAILURES_OF_A_JOB = 2  # failures on one server of a job that has run on another one, until the server is to blame
-JOBS_THAT_FAIL = 3  # jobs that fail on one server in a row, and on no other, until the server is to blame
+FAILURES_OF_A_JOB = 2  # so many failures on one server, of a job that runs elsewhere, show that the server is to blame
+JOBS_THAT_FAIL = 3  # so many jobs in a row that fail on one server only show that the server is to blame
 JOBS_THAT_FAIL_ON_GPU = 2  # likewise for one GPU, while other GPUs of its server work
 TRIES_ON_ONE_SERVER = 4  # tries of a job that gets no other server, until the job fails
 TRIES_IF_LATE = 1  # likewise if each try takes the longest time that a start may take
@@ -43,7 +41,7 @@ TRIES_IN_DOUBT = 7  # likewise if other kinds of jobs fail on the server, too: f
 OWNERS_THAT_AGREE = 2  # users with failed jobs until a server or GPU is to blame, if several users have active jobs
 DIVERGED_BACK_OFF_S = 60.0  # first back-off from a GPU on which the state of a worker diverged
 SERVERS_TOLD = 8
-LONGEST_TOLD = 1000  # characters per server
+LONGEST_TOLD = 1000  # characters of text per server
 
 
 def start_failed(cluster: Cluster, now: float, server: ServerId, reason: str, suspected: bool = False) -> None:
@@ -182,7 +180,7 @@ def script_is_innocent(cluster: Cluster, now: float, job: Job, entry: WorkerReco
 
 
 def _agree(cluster: Cluster, health: Health, jobs: Sequence[JobId], enough: int) -> bool:
-    """Return whether at least `enough` jobs of more than one owner have failed on the server or GPU.
+    """Return whether the failures of at least `enough` jobs, of more than one owner, point at the server or GPU.
 
     So the scripts of one user alone take no GPUs from other users. If no other user has jobs, one owner suffices.
     """

@@ -1,10 +1,10 @@
-"""Jobs whose GPUs do nothing: their users are told, then the GPUs are taken back (`idle` in the configuration and in job files).
+"""Idle GPUs of jobs: the user is notified, then the GPUs are taken back (field `idle` of configuration and job files).
 
-The clock of a job runs while it runs undisturbed and its agents report that all of its GPUs are idle. It does not run while the
-job starts, is resized or stops, nor if the use of any GPU is unknown; and each time limit is longer by the duration of a
-checkpoint. A job is shrunk as by a smaller range of GPUs, until its GPUs compute again, and suspended as by `pause`, with its
-state saved. Neither is possible for a command that has not called `elastic.join()`, so its user is told and no more: no job is
-killed for being idle.
+The idle time of a job counts while the job runs undisturbed and its agents report that all of its GPUs are idle. It
+does not count while the job starts, is resized or stops, nor if the use of any GPU is unknown; and each time limit is
+extended by the duration of a checkpoint. A job is shrunk to its minimum until its GPUs compute again, and suspended as
+by `pause`, with its state saved. Neither is possible for a command that has not called `elastic.join()`, so its user is
+only notified: no job is killed for being idle.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..cluster import Cluster
 from ..jobs.job import Job
 from .withholding import stops_whole, withhold
 
-SAME_S = 1.0  # between the starts of two idle times that are taken for one
+SAME_S = 1.0  # idle times with beginnings that differ by less are the same one
 NO_WAY_BACK = "it has not called elastic.join(), so its state cannot be saved"
 
 
 def note_use(cluster: Cluster, now: float, job: Job, told: WorkerUse) -> None:
-    """Take a report of what one worker uses."""
+    """Take a report of one worker's use of resources."""
     before_s = job.uses.idle.get(told.worker)
     earlier = job.uses.take(now, told)
     if earlier is not NO_USE:
@@ -37,7 +37,7 @@ def note_use(cluster: Cluster, now: float, job: Job, told: WorkerUse) -> None:
 
 
 def idle_since_s(now: float, job: Job) -> float | None:
-    """Return since when all GPUs of a job have done nothing (Unix time); None: they do something, or it is not known."""
+    """Return since when all GPUs of a job have been idle (Unix time); None: some compute, or their use is unknown."""
     record, withheld, newest = job.record, job.record.withheld, job.newest
     stops = withheld is not None and withheld.how is not Withholding.HOLD
     if record.phase is not JobPhase.RUNNING or stops or not record.target or job.workers.stopping:
@@ -49,7 +49,7 @@ def idle_since_s(now: float, job: Job) -> float | None:
 
 
 def reclaim_idle(cluster: Cluster, now: float, job: Job) -> None:
-    """Tell the user of an idle job, or take its GPUs back, if it is time to."""
+    """Notify the user of an idle job, or take GPUs back, if a time limit has passed."""
     if job.idle_due_s is None or now < job.idle_due_s:
         return
     since_s, rules = idle_since_s(now, job), _rules(cluster, job)
@@ -67,7 +67,7 @@ def reclaim_idle(cluster: Cluster, now: float, job: Job) -> None:
 
 
 def rules_changed(cluster: Cluster) -> None:
-    """Have the next report of each idle job judged by other rules than before."""
+    """Apply changed rules: each job is judged again at its next report."""
     for job in cluster.jobs.index.live.values():
         job.set_idle_timer(None)
 
@@ -86,7 +86,7 @@ def _rules(cluster: Cluster, job: Job) -> Idle:
 
 
 def _acts(job: Job, rules: Idle) -> dict[str, float]:
-    """Return what is to be done about the job if it stays idle, and after how many seconds."""
+    """Return the actions on the job while it stays idle: by name, the seconds after which each is taken."""
     found: dict[str, float] = {}
     if not rules:
         return found
@@ -103,7 +103,7 @@ def _acts(job: Job, rules: Idle) -> dict[str, float]:
 
 
 def _begun_s(job: Job, since_s: float) -> float:
-    """Return when the clock of an idle job has begun: the job may have written a checkpoint first."""
+    """Return from when the idle time of a job counts (Unix time): the job may have written a checkpoint first."""
     return since_s + max((status.saving_s for status in job.statuses.values()), default=0.0)
 
 
@@ -112,7 +112,7 @@ def _may_shrink(job: Job) -> bool:
 
 
 def idle_sentence(now: float, job: Job) -> str:
-    """Describe what was done about the idle GPUs of a job that still has some; "": nothing was."""
+    """Describe the last action on a job with idle GPUs, for users; "": none was taken."""
     if job.record.idle_shrunk:
         return f"is shrunk to {gpu_count(job.spec.gpus.min)} until its GPUs do something"
     since_s = idle_since_s(now, job) if job.record.idle_warned else None

@@ -57,7 +57,7 @@ def _renew_port(cluster: Cluster, job: Job) -> None:
 
 
 def may_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> bool:
-    """Return whether the start of a worker may be sent again to its agent: not if one of its GPUs takes no new work by now."""
+    """Return whether a worker's start may be sent again: no GPU of it is tainted by now."""
     return not entry.stopping and not job.final and not any(map(cluster.servers.taint, entry.all_gpus))
 
 
@@ -67,7 +67,7 @@ def send_start(cluster: Cluster, job: Job, entry: WorkerRecord) -> None:
 
 
 def start_message(cluster: Cluster, job: Job, entry: WorkerRecord) -> StartWorker:
-    """Return the start of a worker, as its server's agent gets it."""
+    """Return the message that starts a worker, for its server's agent."""
     return StartWorker(
         job=job.id,
         worker=entry.worker,

@@ -24,7 +24,10 @@ from ..state.planning import Snapshot
 
 
 def profile_jobs(cluster: Cluster, now: float, seen: Snapshot, decision: Decision) -> None:
-    """Begin, continue and end the profiling of jobs after a decision, whose changes have ended that of the changed jobs."""
+    """Begin, continue and end the profiling of jobs after a decision.
+
+    The profiling of jobs that the decision has changed is over already.
+    """
     begin = cluster.settings.measuring.way_down and cluster.planning.policy.name not in RIGID
     packed = _packed(cluster)
     for row in seen.view.placements:  # only jobs with GPUs can be measured
@@ -43,8 +46,8 @@ def profile_now(
 ) -> tuple[int, ...]:
     """Profile a job on request with smaller shares, measured before or not, and return these shares (GPUs).
 
-    `least`, `most`: with all shares in this range; None: with ever halved ones. Raises RequestRefused with the reason if the
-    job cannot be profiled now, UserError for a wrong range.
+    `least`, `most`: with all shares in this range; None: with half of the present share, half of that, and so on.
+    Raises RequestRefused with the reason if the job cannot be profiled now, UserError for a wrong range.
     """
     if job.profiling is not None:
         return job.profiling.shares
@@ -66,7 +69,7 @@ def profile_now(
 
 
 def _go_on(cluster: Cluster, now: float, job: Job, target: tuple[GpuAddress, ...]) -> None:
-    """Go on to the next share if this one has been measured or its time is over; after the last one return to `target`."""
+    """Go on to the next share if the present one is measured or its time is over; after the last, to `target`."""
     profiling = job.profiling
     assert profiling is not None
     measured = any(entry.share == profiling.share and entry.at_s >= profiling.began_s for entry in job.record.measured)

@@ -13,7 +13,7 @@ from ..jobs.records import WorkerState
 from .processes import stop_worker
 from .saving import suspend
 
-INNOCENT = (None, Fault.NONE, Fault.STOPPED)  # faults of worker exits that are no errors
+INNOCENT = (None, Fault.NONE, Fault.STOPPED)  # ends of workers that are no errors
 
 
 def start_again(cluster: Cluster, now: float, job: Job) -> None:
@@ -42,8 +42,9 @@ def count_restart(cluster: Cluster, now: float, job: Job, why: str) -> None:
     Only faults that the script may have caused count, and only while the job makes no progress. A job fails after
 
     * two restarts in a row after errors of the script alone;
-    * more than `max_restarts` restarts in a row (10 by default) after its workers were killed by signals that Optimus did not
-      send, or for lack of heartbeats. A script that runs out of memory ends so; a few kills by an operator do not fail the job.
+    * more than `max_restarts` restarts in a row (10 by default) after its workers were killed by signals that the agent
+      did not send, or for lack of heartbeats. A script that runs out of memory ends so; a few kills by an operator do
+      not fail the job.
 
     If a server was lost or could not start the workers, the script is not to blame, and both counts start again from 0.
     Workers refused because of their code count as killed: the code may be accepted on another server, or on none.

@@ -114,7 +114,7 @@ def _choose(job: Job, able: list[WorkerStatus]) -> WorkerId:
         worker, saving = status.worker, job.saving
         return worker in saving.slow, status.save_failures, worker != saving.saver, -(status.applied or 0)
 
-    return min(able, key=order).worker  # min() takes the first of equals: the oldest
+    return min(able, key=order).worker  # min() returns the first of equals: the oldest worker
 
 
 def _tell_change(cluster: Cluster, now: float, job: Job, saver: WorkerId) -> None:

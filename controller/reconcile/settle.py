@@ -1,6 +1,7 @@
 """Reconciliation of the cluster: jobs and workers are brought towards the targets of the scheduler.
 
-See scheduling.md and section 4 of worker-runtime. `settle` runs once per turn of the controller, after all events of the turn:
+See docs/design/scheduling.md and generations.md. `settle` runs once per turn of the controller, after all events of the
+turn:
 
 1. one scheduling decision sets the targets (`targets`);
 2. every job with a change since the last turn is brought nearer to its target (`orders`, `restarts`, `saving`);

@@ -173,7 +173,11 @@ def _may_join(job: Job) -> bool:
 
 
 def _not_to_be_had(cluster: Cluster, session: Session, staying: Collection[JobId]) -> set[int]:
-    """Return the GPUs of a server that take no new work, except those that a job holds, runs on, and need not leave."""
+    """Return the GPUs of a server that the scheduler may not give to jobs.
+
+    They take no new work, or their job has to leave. A tainted GPU that a job holds, runs on and need not leave is not
+    among them: the job may keep it.
+    """
     server, hidden = session.server.server, set()
     there = {
         gpu.index: job.id

@@ -34,7 +34,7 @@ def decide_until_stable(cluster: Cluster, now: float, seen: Snapshot, waits: Cal
     without: dict[JobId, None] = {}
     staying: dict[JobId, str] = {}
     found = _decided(cluster, seen)
-    # The loop ends: at most one round for each job that waits for another server, for each job that should leave a GPU and gets
+    # The loop ends after at most one round for each job that waits for another server, that should leave a GPU and gets
     # no other, and for each GPU that a job cannot use.
     while (stays := _staying(cluster, seen, found, staying)) or found.stuck or found.cramped:
         staying.update(stays)

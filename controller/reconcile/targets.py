@@ -108,7 +108,7 @@ def _stay(cluster: Cluster, now: float, seen: Snapshot, tangled: frozenset[int])
 
 
 def _pushed(found: Decided, seen: Snapshot) -> Iterator[ShareForecast]:
-    """Yield the jobs that lose GPUs by this decision, and why, in the order of submission."""
+    """Yield the jobs that lose GPUs by this decision, with reasons, in the order of submission."""
     for row, before in sorted(seen.view.placements.items()):
         after = int(found.decision.shares[row])
         if after < before.bit_count():

@@ -1,7 +1,8 @@
-"""Jobs whose time is up (`JobSpec.time_limit_s`): a warning, then a saved state, then the end.
+"""Ends of jobs at their time limits (`JobSpec.time_limit_s`): a warning, then the saving of the state, then the end.
 
-A job with a state is preempted as by a user who cancels it: one worker saves the state, and the job ends when no process is left
-(`restarts.end_cancelled`). A command without `elastic.join()` gets SIGTERM. Both count as failed: the job has not done its work.
+A job with a state is preempted as by a user who cancels it: one worker saves the state, and the job ends when no
+process is left (`restarts.end_cancelled`). A command without `elastic.join()` gets SIGTERM. Both count as failed jobs,
+since they have not done their work.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .targets import retarget
 
 
 def keep_time(cluster: Cluster, now: float, job: Job) -> None:
-    """Warn the job, or end it, if it is time to."""
+    """Warn or end the job if its time limit is near or has passed."""
     end, warning = end_s(job), warning_s(job)
     if end is not None and now >= end:
         _end(cluster, now, job)

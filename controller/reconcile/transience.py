@@ -1,4 +1,4 @@
-"""Input of `scheduler.transient`: which GPUs borrowers have, and what a resize costs each job."""
+"""Input of `scheduler.transient`: the GPUs that borrowers have, and the cost of a resize for each job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .reserving import stays_a_gang
 
 
 def note_borrowed(cluster: Cluster, now: float) -> None:
-    """Record which GPUs borrowers have, and the idle times that are over."""
+    """Record the GPUs that borrowers have, and the idle times that have ended."""
     borrowed: dict[ServerId, set[int]] = {}
     for server, cordon in lent(cluster):
         if cordon.gpu is not None:
@@ -47,7 +47,7 @@ def _costs(cluster: Cluster, placements: Mapping[int, int], jobs: tuple[Job, ...
 
 
 def _cost(job: Job, terms: DeadlineTerms) -> Cost:
-    """Return what a resize costs a job, by its own workers' starts and resizes, or else by the terms of deadlines."""
+    """Return the cost of a resize for a job: as measured by its workers, or else as the terms of deadlines assume."""
     starts_s = [entry.start_s for entry in job.workers if entry.start_s is not None]
     pauses_s = [resize.paused_s for resize in job.record.resizes if not resize.recovery]
     return Cost(

@@ -24,7 +24,7 @@ from .stable_decision import Outcome, decide_until_stable
 
 MORE = ServerId("~more")  # sorts after all server names
 
-Change = Callable[[Cluster], None]  # of the copy
+Change = Callable[[Cluster], None]  # makes a change in the copy
 
 
 def nothing(cluster: Cluster) -> None:
@@ -76,7 +76,7 @@ def outcome(cluster: Cluster, now: float, hypothesis: Hypothesis = AS_IT_IS) -> 
 
 
 def _carry_out(found: Outcome) -> None:
-    """Give the copy's jobs the decided GPUs: under some policies a job that starts keeps them when further jobs end."""
+    """Give the copy's jobs the decided GPUs, since under some policies a job keeps them when further jobs end."""
     placed = found.found.decision.placements
     for row, job in enumerate(found.seen.jobs):
         job.update(target=in_order(placed.get(row, 0), found.seen.gpus, job.record.target))

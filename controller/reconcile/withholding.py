@@ -1,4 +1,4 @@
-"""Jobs that are kept from running: how they give their GPUs back, and which of them can without losing their work."""
+"""Withholding of jobs: how they give their GPUs back, and which of them can without losing their work."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def withhold(cluster: Cluster, now: float, job: Job, withheld: Withheld, why: st
 def stops_whole(job: Job) -> bool:
     """Return whether the job can give up its GPUs without losing its work.
 
-    A running command that saves nothing cannot.
+    A running command that has not called `elastic.join()` saves no state, and cannot.
     """
     return not job.gang or (job.spec.restarts is None and job.record.phase is not JobPhase.RUNNING)

@@ -43,7 +43,7 @@ from .finding import find_job
 from .pages import Fetched
 from .validation import refusal
 
-MAX_UNDECIDED = 10_000  # shares set by hand, for which the decision is pending
+MAX_UNDECIDED = 10_000  # requests that set shares by hand and wait for a decision
 MAX_UNFINISHED_JOBS = 100_000
 MOST_PUSHED = 100  # jobs that lose GPUs to a share set by hand, in one answer
 
@@ -254,7 +254,7 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
 
     The decision is taken at once, so that the answer names its generation. Return None while the answer is pending.
     With very many jobs the scheduler runs only at intervals, and all shares set meanwhile are answered together. A
-    controller that has just started cannot decide before its servers are back.
+    controller that has just started cannot decide before its servers have reconnected.
     """
     job = find_job(cluster, asked.who, request.job, fetched)
     check_job(asked.who, job, "scale")
@@ -277,7 +277,7 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
     if share is not None and share > (job.record.manual_share or 0):
         _check_by_hand(cluster, asked.who, job, share)
     if job.record.idle_shrunk:
-        job.update(idle_shrunk=False)  # whoever sets a share knows better than its use
+        job.update(idle_shrunk=False)  # a user who sets a share overrules the reaction to idle GPUs
     if share != job.record.manual_share:
         job.set_share_by_hand(share)
         text = "share given back to the policy" if share is None else f"share fixed at {share} by hand"
@@ -287,7 +287,7 @@ def scale(cluster: Cluster, now: float, asked: ClientRequest, request: Scale, fe
         cluster.history.add(now, EventKind.SCALED, job.id, text)
         cluster.clients.audit(now, asked, "scale", job.id, text)
     if share is not None and job.record.does_not_grow:
-        job.update(does_not_grow="")  # scaling by hand implies that newcomers should be tried again
+        job.update(does_not_grow="")  # scaling by hand means that joining workers should be tried again
     cluster.planning.request()
     cluster.jobs.mark_dirty(job)
     if cluster.jobs.many:
@@ -325,7 +325,7 @@ def _check_by_hand(cluster: Cluster, who: Principal, job: Job, share: int) -> No
 
 
 def answer_undecided(cluster: Cluster) -> None:
-    """Answer the requests that set shares before the last decision."""
+    """Answer the requests that set shares before the last decision was made."""
     for waiting in cluster.clients.take_decided(cluster.planning.decisions):
         job = waiting.job
         answer = Refused(reason=_over(job)) if job.final else _scaled(cluster, job, waiting.after)
@@ -350,7 +350,8 @@ def _scaled(cluster: Cluster, job: Job, after: int) -> Scaled:
     """Return the result of the last decision for the job. `after`: the number of decisions before the request."""
     newest = job.newest
     carried_out = newest is not None and {m.gpu for m in newest.roster.members} == set(job.record.target)
-    generation = job.record.generation if carried_out else job.record.generation + 1  # given once the GPUs are free
+    # The next order is given once the GPUs are free.
+    generation = job.record.generation if carried_out else job.record.generation + 1
     pushed: dict[JobId, ShareForecast] = {}
     for number, losers in cluster.planning.pushes if job.record.manual_share is not None else ():
         for loser in itertools.islice(losers(), MOST_PUSHED) if number > after else ():
@@ -360,7 +361,7 @@ def _scaled(cluster: Cluster, job: Job, after: int) -> Scaled:
 
 
 def profile(cluster: Cluster, now: float, asked: ClientRequest, job: Job, request: Profile) -> Answer | None:
-    """Measure the job with fewer and fewer GPUs, also if its throughput is known.
+    """Measure the job with smaller and smaller shares, even if their throughput is known.
 
     Return None if no decision is possible yet. Raises RequestRefused, NotAllowed.
     """

@@ -34,7 +34,7 @@ def with_ids(cluster: Cluster, who: Principal, spec: JobSpec, fetched: Fetched) 
 
 
 def told(spec: JobSpec) -> str:
-    """Describe the jobs; the text is appended to the event of the submission."""
+    """Describe the awaited jobs, as a suffix of the submission's event."""
     if not spec.after:
         return ""
     return f", after {spec.after[0].job if len(spec.after) == 1 else many(len(spec.after), 'other job')}"

@@ -105,7 +105,7 @@ MAX_REQUEST_ID = 256
 MAX_LOG_OFFSET = 2**53
 MAX_LOG_BYTES = 4 << 20
 MAX_EVENTS_ANSWERED = 10_000
-MOST_TOLD = 80  # characters of a request that are shown when it is refused
+MOST_TOLD = 80  # shown characters of a refused request
 
 
 def on_request(

@@ -1,9 +1,10 @@
 """Commands that run beside a running worker (`elasticctl exec`).
 
-`Exec` asks whether the command may run, and is written into the audit log; its answer is remembered, with the worker and a digest
-of the command. `ExecIO` names that request: this controller passes it on to the worker's agent only if the same principal was
-allowed the same command. The agent starts it once, keeps its output and knows its end (`agent.commands`). The controller itself
-keeps nothing else, so after its end or that of the agent the command ends as well: no client can be given its output any more.
+`Exec` asks whether the command may run, and is written into the audit log; the answer is remembered, with the worker
+and a digest of the command. `ExecIO` names that request, and carries input and output. The controller passes it on to
+the worker's agent only if the same principal was allowed the same command. The agent starts the command once, keeps its
+output and its exit code (`agent.commands`). If the controller or the agent restarts, the permission is forgotten and
+the command ends, since no client could receive its output any more.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def exchange(cluster: Cluster, now: float, asked: ClientRequest, request: ExecIO
     """Pass input on to the agent; its reply becomes the answer. Raises UserError, NotAllowed, RequestRefused."""
     exec_name = dataclasses.replace(
         asked, envelope=msgspec.structs.replace(asked.envelope, id=request.exec)
-    ).name  # of this principal: nobody can name the request of another
+    ).name  # contains the principal, so a principal cannot name the request of another one
     allowed = cluster.clients.answers.get(exec_name)
     if not isinstance(allowed, ExecAllowed):
         raise RequestRefused(

@@ -55,13 +55,13 @@ def _since_s(job: Job) -> float:
 
 
 def _reasons(cluster: Cluster, now: float, job: Job) -> tuple[str, ...]:
-    """Return each reason once. Faults of servers are listed with the GPUs that are taken instead."""
+    """Return each reason once, without faults of servers, which the list of unavailable GPUs shows."""
     found = dict.fromkeys(filter(None, reasons(cluster, now, job, lambda: "")))
     return tuple(found)
 
 
 def _with_gpus(cluster: Cluster, found: Explanation, job: Job, decided: Outcome) -> Explanation:
-    """Add the known GPUs, the jobs that hold them, and the free ones."""
+    """Add the numbers of known and free GPUs, and the jobs that hold the others."""
     seen, shares = decided.seen, decided.found.decision.shares
     given = [(other, int(shares[row])) for row, other in enumerate(seen.jobs)]
     fixed = [(other, len(other.own_gpus)) for other in cluster.jobs.rows.fixed.values()]

@@ -1,6 +1,6 @@
-"""The facts from which a client's simulation runs forward from now (`simulator.forecast`).
+"""Data from which a client simulates the cluster's future (`simulator.forecast`).
 
-The controller does not simulate: its loop must stay free. Every principal that may see jobs may see the facts.
+The controller does not simulate: its loop must stay free. Every principal that may see jobs may see these data.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ..cluster import Cluster
 from ..jobs.job import Job
 from ..reconcile.snapshot import snapshot
 
-MOST_JOBS = 5_000  # in an answer, all of which lasts as long as a decision
-MOST_RATES = 500_000  # in an answer, which has to fit into a message
+MOST_JOBS = 5_000  # in an answer, which takes as long as a decision about them
+MOST_RATES = 500_000  # points of curves in an answer, which has to fit into a message
 MOST_GANGS = 500
 LATELY_S = 24 * 3600.0
-MOST_ARRIVALS = 500  # from which arrivals are drawn
+MOST_ARRIVALS = 500  # latest submissions, from which simulations draw future ones
 
 
 def outlook(cluster: Cluster, now: float, user: str) -> Outlook | None:
-    """Return the facts for this user; None if the controller has just started and its servers are not back yet."""
+    """Return the data for this user; None if the controller has just started and its servers have not reconnected yet."""
     if cluster.servers.awaited:
         return None
     if obstacle := _obstacle(cluster):
@@ -111,7 +111,10 @@ def facts(
     user: str = "",
     promised: bool = False,
 ) -> OutlookJob:
-    """Return the facts about the job of this row. curve: its place in the outlook. limit_s: of its time with GPUs."""
+    """Return the data of the job of this row.
+
+    curve: index of its curve in the outlook. limit_s: limit of its time with GPUs (s).
+    """
     waiting_s, executed_s = float(columns.waiting_since_s[row]), float(columns.executed_s[row])
     return OutlookJob(
         job=job,
@@ -138,7 +141,7 @@ def facts(
 
 
 def _view(job: Job, columns: Columns, row: int, curve_of: Mapping[int, int], never_joins: bool) -> OutlookJob:
-    """Return the facts about the job of this row. curve_of: places of the curves in the outlook."""
+    """Return the data of the job of this row. curve_of: indices of the curves in the outlook."""
     return facts(
         job.id,
         columns,
@@ -154,7 +157,7 @@ def _view(job: Job, columns: Columns, row: int, curve_of: Mapping[int, int], nev
 
 
 def _lengths(cluster: Cluster) -> Ended:
-    """Return the lengths of ended jobs, with those of the latest gangs, whose GPU-seconds stand for work on one GPU."""
+    """Return the lengths of ended jobs. The work of the latest gangs counts as their GPU-seconds."""
     found = cluster.experience.lengths
     gangs = [job for job in cluster.jobs.values() if job.final and not job.elastic and job.record.attained_gpu_s > 0]
     for job in gangs[-MOST_GANGS:]:

@@ -33,7 +33,7 @@ Fetched = Mapping[str, bytes | None]
 
 
 class NotAtHand(Exception):
-    """Signal that records of the archive must be fetched first."""
+    """Records of the archive must be fetched before the request can be answered."""
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self.keys = keys

@@ -1,4 +1,4 @@
-"""Requests that the agent of a server answers: the controller passes them on, and keeps who has asked."""
+"""Requests that an agent answers: the controller passes them on, and remembers the client to answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MAX_PENDING_LOGS = 1000
 def pass_on(
     cluster: Cluster, now: float, asked: ClientRequest, server: ServerId, message: ReadLog | RunCommand, due: str
 ) -> None:
-    """Send `message` to the agent of `server`; its reply becomes the answer. `due`: what it sends. Raises RequestRefused."""
+    """Send `message` to the agent of `server`; its reply becomes the answer. `due`: names the
+    reply, for messages. Raises RequestRefused."""
     name = asked.name
     if len(cluster.clients.pending_logs) >= MAX_PENDING_LOGS and name not in cluster.clients.pending_logs:
         raise RequestRefused(f"{MAX_PENDING_LOGS} pieces of logs are being read already; try again in a moment")

@@ -67,7 +67,7 @@ def set_policy(cluster: Cluster, now: float, asked: ClientRequest, request: SetP
 
 
 def recover_policy(cluster: Cluster, record: PolicyRecord) -> str:
-    """Use a policy that was set at run time again; return why this version cannot use it, or ""."""
+    """Resume a policy that was set at run time; return why this version cannot use it, or ""."""
     try:
         cluster.planning.recover(Decider(_load(cluster, record), record.since_s, record))
     except UserError as error:
@@ -133,7 +133,7 @@ def _values(parameters: Mapping[str, object]) -> str:
 def _forecast(cluster: Cluster, now: float, scheduler: Scheduler) -> tuple[ShareForecast, ...]:
     """Return the jobs with changed shares, in the order of submission.
 
-    No state changes, not even the random one. Raises PolicyFailed.
+    No state changes, the random generator's included. Raises PolicyFailed.
     """
     seen = snapshot(cluster, now, scheduler=scheduler)
     chosen = decided(

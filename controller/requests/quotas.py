@@ -1,6 +1,6 @@
 """Quotas of users and groups, with their present use (docs/quotas.md).
 
-Every principal that may see jobs may see them.
+Every principal that may see jobs may see the quotas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_UNNAMED = 500  # users without a quota, in an answer
 
 @dataclass
 class _Has:
-    """Present use of one user or tenant."""
+    """GPUs and jobs that one user or tenant has now."""
 
     gpus: int = 0
     jobs: int = 0
@@ -30,7 +30,7 @@ class _Has:
 
 @dataclass
 class _Use:
-    """Present use of all users and of all tenants."""
+    """GPUs and jobs that all users and all tenants have now."""
 
     of: dict[str, _Has] = field(default_factory=dict)
     tenants: dict[str, _Has] = field(default_factory=dict)

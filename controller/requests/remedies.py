@@ -1,4 +1,4 @@
-"""Remedies for a job's share.
+"""Remedies: changes of the cluster by which a job would get more GPUs.
 
 Each is tried on a copy of the cluster, and shown only if the scheduler then grants a greater share. The candidates are
 ends of other jobs, servers that come back, and GPUs that are repaired, uncordoned or returned from a loan. Others are
@@ -30,7 +30,7 @@ from .authority import may_act
 MOST_TRIED = 64
 # Jobs examined in all tries together; the controller is blocked meanwhile, for about half a second.
 JOBS_LOOKED_AT = 4000
-MOST_TOGETHER = 6  # jobs with ends that help only together
+MOST_TOGETHER = 6  # most jobs whose ends are tried together
 MOST_MORE = 1024  # most additional GPUs that are tried
 MOST_PUSHED = 10
 OPERATORS = "operators"
@@ -310,7 +310,7 @@ class Remedies:
                 return
 
     def _only(self, job: Job) -> str:
-        """Return the principals who may act on a job, if the requesting principal may not; else ""."""
+        """Return in words which principals may act on a job, if the requesting one may not; else ""."""
         if may_act(self._who, job):
             return ""
         owner = job.submission.owner

@@ -1,7 +1,7 @@
 """Timed reservations (`scheduler.quotas.reservations`): GPUs that the policy file takes out of use for some time.
 
 Each reservation is a loan (`lending`) that begins and ends by itself. If too few GPUs are available at its beginning,
-because gangs keep theirs, it takes those that there are, and more as they become free. A changed policy file takes
+because gangs keep theirs, the loan takes the available ones, and more as they become free. A changed policy file takes
 effect at once.
 """
 
@@ -19,7 +19,7 @@ from ..loans import RESERVATION, lent, taken
 from ..reconcile.tainted import give_back
 from .lending import able_to_lend, take
 
-MOST_WHERE = 1000  # characters of an event
+MOST_WHERE = 1000  # characters of the list of GPUs in an event
 
 
 def keep_reservations(cluster: Cluster, now: float) -> None:

@@ -68,7 +68,7 @@ def going_on(cluster: Cluster, who: Principal, spec: JobSpec, fetched: Fetched) 
 
 
 def told(spec: JobSpec) -> str:
-    """Describe the checkpoint; the text is appended to the event of the submission."""
+    """Describe the checkpoint, as a suffix of the submission's event."""
     resume = spec.resume
     if resume is None:
         return ""

@@ -27,7 +27,7 @@ from ..taints import NOTHING_OVERRULED, sentences
 from .authority import by
 
 MOST_REASON = 500  # characters of an operator's reason
-WORKERS_TOLD, MOST_NAME = 8, 80  # workers named as the obstacle to a removal, and characters of each
+WORKERS_TOLD, MOST_NAME = 8, 80  # limits of a refusal to remove a server: named workers, and characters of each
 
 
 def remove_server(cluster: Cluster, now: float, asked: ClientRequest, name: ServerId) -> ServerRemoved | None:
@@ -184,7 +184,7 @@ def _take_back(cluster: Cluster, now: float, asked: ClientRequest, name: ServerI
 
 
 def _still(cluster: Cluster, session: Session, gpu: int | None) -> tuple[str, ...]:
-    """Return the reasons for which a part of the server still takes no new work."""
+    """Return the reasons why the server, or its GPU with this index, still takes no new work."""
     tainted = cluster.servers.tainted.get(session.server.server, {})
     return tuple(
         sentences(len(session.server.gpus), {index: taint for index, taint in tainted.items() if gpu in (None, index)})

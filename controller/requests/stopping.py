@@ -40,7 +40,7 @@ from .authority import by, check_job
 LONGEST_QUIET_S = 600.0
 STOPPED = "the cluster is being stopped"
 MOST_SAVING = 1000  # jobs named in an answer
-MOST_TOLD = 100  # likewise, of those that end with a cancelled job
+MOST_TOLD = 100  # named jobs that end because they wait for a cancelled one
 
 
 def pause(cluster: Cluster, now: float, asked: ClientRequest, job: Job, hold: bool) -> Answer | None:
@@ -156,7 +156,7 @@ def checkpoint(cluster: Cluster, now: float, asked: ClientRequest, job: Job, ste
         raise RequestRefused(f"{job.id} does not train: there is no state to save")
     if wanted < 0:
         raise RequestRefused(f"{job.id} has applied no step yet: there is no state to save")
-    if order is None:  # the job saves by itself, or has done so
+    if order is None:  # no generation is committed: the job is saving its state, or has saved it
         return _checkpointed(job, saved if saved is not None else wanted)
     leader = job.worker(order.roster.leader)
     if (saved is None or saved < wanted) and leader is not None and not leader.stopping:
@@ -213,7 +213,7 @@ def check_unfinished(job: Job) -> None:
 
 
 def check_stops(job: Job, act: str) -> None:
-    """Raise RequestRefused for a job that would lose its work, because its command saves nothing."""
+    """Raise RequestRefused for a job that would lose its work, as its command saves no state."""
     if not stops_whole(job):
         raise RequestRefused(
             f"{job.id} runs, and has not called elastic.join(): its state cannot be saved, so it cannot be {act}d; "

@@ -157,7 +157,7 @@ def _samples_per_step(progress: Progress) -> int:
 def _wanted(job: Job) -> int:
     newest = job.newest
     if newest is None or newest.kind is not OrderKind.TARGET:
-        return len(job.record.target)  # a union or a recovery is a step on the way, not the goal
+        return len(job.record.target)  # the newest order may be a step on the way to the target: a union or a recovery
     return len(newest.roster.members)
 
 
@@ -256,7 +256,7 @@ def _avoidance(now: float, servers: Iterable[Avoided]) -> str:
 
 
 def _saving(now: float, job: Job) -> str:
-    """Return how long a preempted job may still save its state; "" if it does not."""
+    """Return in words how long a preempted job may still save its state; "" if it saves none."""
     left_s = [
         entry.stop_by_s - now
         for entry in job.workers
@@ -333,7 +333,7 @@ def server_view(cluster: Cluster, now: float, name: ServerId) -> ServerView:
 
 
 def _busy(cluster: Cluster, name: ServerId) -> dict[int, float]:
-    """Return how busy the GPUs of a server are; of those of one process each counts as busy as all of them together."""
+    """Return the busy part (0 to 1) of the time by GPU index; all GPUs of one process have their common value."""
     return {
         gpu.index: report.busy
         for job in cluster.jobs.index.on_server(name)

@@ -48,7 +48,7 @@ class Attempts:
 
 
 class Clients:
-    """Requests by name (`ClientRequest.name`): answers to those that changed something, and those that wait for one."""
+    """Requests by name (`ClientRequest.name`): answered ones that changed something, and unanswered ones."""
 
     def __init__(self, effects: Effects) -> None:
         self.answers = AnswerCache()

@@ -34,7 +34,10 @@ class Effects:
         self._actions.append(action)
 
     def take(self) -> list[Action]:
-        """Return all actions since the last call; a `Record` with all changes, if there are any, comes first."""
+        """Return all actions since the last call.
+
+        If records have changed, one `Record` with all changes comes first.
+        """
         actions, self._actions = self._actions, []
         changes, self._changes = self._changes, {}
         if changes:

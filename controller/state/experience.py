@@ -1,4 +1,4 @@
-"""Experience with ended and running jobs, and with idle GPUs, from which the scheduler estimates what comes."""
+"""Statistics of ended and running jobs, and of idle GPUs, from which the scheduler makes its estimates."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Experience:
     def note_borrowed(
         self, now: float, borrowed: Mapping[ServerId, frozenset[int]], gone: Collection[ServerId]
     ) -> None:
-        """Note which GPUs borrowers have, by server; of the servers `gone` nothing is kept."""
+        """Note which GPUs borrowers have, by server; statistics of the servers `gone` are dropped."""
         before = self.idle.servers
         after = {server: times for server, times in before.items() if server not in gone}
         for server in sorted({*borrowed, *after}):

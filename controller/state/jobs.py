@@ -55,7 +55,7 @@ class Jobs(Mapping[JobId, Job]):
         self.first_number = 1  # lower numbers may have been used by jobs that the store has lost
         self.next_number = 1
         self.dirty: dict[JobId, None] = {}  # jobs to reconcile, in the order in which they were marked
-        self.gpu_freed = False  # since the last look at jobs that wait for a GPU
+        self.gpu_freed = False  # a GPU may have become free since jobs that wait for one were last examined
         self._jobs: dict[JobId, Job] = {}
         self._uid_key = uid_key  # 32 random bytes
         # Ended jobs without workers, in the order in which they became so.
@@ -79,7 +79,7 @@ class Jobs(Mapping[JobId, Job]):
     # -- membership
 
     def recover(self, first_number: int, archived: Iterable[str]) -> None:
-        """Take in from the store below which number no new job begins, and the keys of all archived jobs."""
+        """Take in the least number for a new job, and the keys of all archived jobs, from the store."""
         self.first_number = first_number
         self.archive = Archive(archived)
 
@@ -185,7 +185,10 @@ class Jobs(Mapping[JobId, Job]):
         self.rows.moved(job)
 
     def mark_all_dirty(self) -> None:
-        """Have every unfinished job reconciled, as the controller knows enough to decide again. No record changes by that."""
+        """Have every unfinished job reconciled, because decisions are possible again.
+
+        No record changes by this call.
+        """
         self._request()
         self.dirty.update(dict.fromkeys(self.index.live))
 

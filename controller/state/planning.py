@@ -69,15 +69,17 @@ class Planning:
         self.last_seen: Snapshot | None = None  # the last decision's input
         # For each of the last decisions with manual shares: its number, and the jobs that lose GPUs by it.
         self.pushes: deque[tuple[int, Callable[[], Iterator[ShareForecast]]]] = deque(maxlen=2)
-        self.cramped: tuple[Job, ...] = ()  # jobs of which the last decision found the `room`
-        self.cornered: dict[JobId, str] = {}  # jobs that the last decision left on GPUs that they should leave, and why
-        self.unfinished = False  # part of the last plan waits for the rest to be carried out
+        self.cramped: tuple[Job, ...] = ()  # jobs whose `Job.room` the last decision has set
+        self.cornered: dict[
+            JobId, str
+        ] = {}  # jobs that the last decision left on GPUs which they should leave, with reasons
+        self.unfinished = False  # a part of the last plan has to wait until the rest is carried out
         self.quiet_until_s = -math.inf  # the cluster is being stopped: no job gets GPUs before then (Unix time)
         self.reservations_s = -math.inf  # when reservations by time were last examined
         self.policy_trouble = ""  # the exception of the policy's last call; empty: the call succeeded
         self.policy_failures: set[str] = set()  # reported failures of the policy, one for each line that raises
         self.schedules: Schedules = NO_SCHEDULES  # the plan with which all promises held at the last decision
-        self.review_s = math.inf  # the policy wants to be asked again then (Unix time)
+        self.review_s = math.inf  # when the policy asked to decide again without an event (Unix time)
         self._effects = effects
 
     def request(self) -> None:
@@ -92,16 +94,16 @@ class Planning:
     # -- the last decision
 
     def note_cramped(self, job: Job) -> None:
-        """Note that the decision at hand has found the `room` of `job`."""
+        """Note that the present decision has set `Job.room` of `job`."""
         self.cramped = (*self.cramped, job)
 
     def take_cramped(self) -> tuple[Job, ...]:
-        """Return the jobs of which the last decision found the `room`; the next decision finds it again."""
+        """Return the jobs whose `Job.room` the last decision has set; the next decision determines it again."""
         found, self.cramped = self.cramped, ()
         return found
 
     def policy_decided(self, now: float, review_s: float, cornered: dict[JobId, str]) -> None:
-        """Note that the policy has decided. `review_s`: when it wants to be asked again, if that is after `now`."""
+        """Note that the policy has decided. `review_s`: when it has to decide again without an event."""
         self.policy_trouble, self.cornered = "", cornered
         self.review_s = review_s if review_s > now else math.inf
 

@@ -30,7 +30,7 @@ from ..sessions import ForeignServer, Forgeries, Health, Session
 from ..taints import NOTHING_OVERRULED, Taint, nothing_sentence, taints, trusted_codes
 from .effects import Effects
 
-MORE_THAN_ANY_SESSION = 1 << 62  # a count of messages to an agent that no session reaches
+MORE_THAN_ANY_SESSION = 1 << 62  # more messages than any session sends to an agent
 KEPT_REMOVALS = 1000  # removed servers with agents that ran at the removal
 KEPT_DEMANDS = 1000  # demands with a cached largest share
 KEPT_REFUSED = 1000  # agents whose refusal is remembered; the refusal of a forgotten one is reported again
@@ -43,7 +43,7 @@ class Servers:
     """Known servers. `request`: called after each change that can alter a scheduling decision."""
 
     def __init__(self, incarnation: str, effects: Effects, request: Callable[[], None]) -> None:
-        """`incarnation`: of this controller's start."""
+        """Begin without servers. `incarnation`: random word of this controller's start."""
         self._incarnation = incarnation
         self.sessions: dict[ServerId, Session] = {}
         self.known_gpus = 0  # GPUs of all known servers, absent ones included
@@ -280,7 +280,7 @@ class Servers:
         return session is not None and session.alive and self.fit(gpu.server) and self.taint(gpu) is None
 
     def vacant(self, gpu: GpuAddress) -> bool:
-        """Return whether `gpu` is usable and no process that belongs to no job can be on it."""
+        """Return whether `gpu` is usable and certainly has no process without a job (`sessions.Orphan`)."""
         if not self.usable(gpu):
             return False
         session = self.sessions[gpu.server]
@@ -289,7 +289,10 @@ class Servers:
         return not any(gpu.index in local.all_gpus for local in session.unknown.values())
 
     def update_taints(self, server: ServerId) -> tuple[dict[int, Taint], dict[int, Taint]]:
-        """Find again which GPUs of `server` take no new work. Returns the changed taints by GPU index, before and after."""
+        """Determine the taints of the GPUs of `server` again.
+
+        Returns the changed ones by GPU index: before, and after.
+        """
         before, session = self.tainted.pop(server, {}), self.sessions.get(server)
         self.offers_nothing.pop(server, None)
         found: dict[int, Taint] = {}
@@ -345,7 +348,7 @@ class Servers:
         return self.health.setdefault(place, Health())
 
     def back_off(self, now: float, health: Health, suspected: bool, first_s: float = FIRST_SERVER_BACK_OFF_S) -> None:
-        """Start nothing for a while where starts have failed, longer after each failure in a row: `first_s` at first (s)."""
+        """Begin a back-off: `first_s` seconds at first, and longer after each further failure in a row."""
         back_off_s = min(LONGEST_SERVER_BACK_OFF_S, first_s * 2.0 ** min(health.failures, 30))
         health.back_off(now + back_off_s, suspected)
         self._request()
@@ -368,7 +371,7 @@ class Servers:
         return [gpu.server for gpu, health in self.gpu_health.items() if health.end_back_off(now)]
 
     def may_tell(self, now: float, server: ServerId) -> bool:
-        """Return whether an event about the GPUs of `server` may be reported now: of many only some are."""
+        """Return whether an event about the GPUs of `server` may be reported now, by the rate limit on such events."""
         return self.told_troubles.setdefault(server, RateLimiter(TOLD_AT_ONCE, TELL_INTERVAL_S)).allow(now)
 
     # -- suppositions, in a copy for a trial decision
@@ -379,7 +382,7 @@ class Servers:
         self.update_taints(server)
 
     def suppose_mended(self, server: ServerId, gpu: int | None) -> None:
-        """Suppose a GPU, or the server as a whole (None), without its faults and failed starts."""
+        """Suppose that a GPU, or the server as a whole (None), has no faults and no failed starts."""
         session = self.sessions[server]
         kept = tuple(trouble for trouble in session.troubles if trouble.gpu != gpu)
         self.sessions[server] = replace(session, troubles=kept)

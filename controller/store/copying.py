@@ -48,7 +48,7 @@ class Contents:
 
     @property
     def jobs(self) -> tuple[int, int]:
-        """Number of all jobs, and the number of archived jobs among them."""
+        """Number of all jobs, and of the archived ones among them."""
         archived = sum(key.startswith(ARCHIVE) for key, _ in self.records)
         return archived + sum(key.startswith(JOBS) and key.endswith(STATE) for key, _ in self.records), archived
 

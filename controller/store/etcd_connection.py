@@ -205,7 +205,7 @@ def grpc_error() -> type[Any]:
     return grpc.RpcError  # type: ignore[no-any-return]
 
 
-Method: TypeAlias = Callable[[Endpoint], Any]  # a stub's method
+Method: TypeAlias = Callable[[Endpoint], Any]  # returns the gRPC method to call on an endpoint's stubs
 
 
 class Connection:

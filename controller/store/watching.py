@@ -16,7 +16,7 @@ from .etcd_connection import TOKEN_TIMEOUT_S, Connection, Endpoint, Failure, Ope
 from .interface import Changes, Compacted, Delete, Put, Sealing
 
 MOST_WAITING = 1024  # revisions in the queue; etcd keeps further ones
-AGAIN_S = 0.2  # pause before the next stream
+AGAIN_S = 0.2  # pause before the next stream is opened
 DELETED = 1  # type of an event in etcd's API
 
 
@@ -39,7 +39,7 @@ class EtcdWatch:
         self._seals = seals
         self._connection, self._rpc = connection, connection.rpc
         self._first, self._end, self._data = first, end, data
-        self._revision = revision  # the next one to report
+        self._revision = revision  # the next revision to report
         self._waiting: queue.Queue[Changes | Compacted] = queue.Queue(MOST_WAITING)
         self._closed = threading.Event()
         self._stream: Any = None
@@ -53,7 +53,7 @@ class EtcdWatch:
         except queue.Empty:
             return None
         if isinstance(found, Compacted):
-            self._waiting.put(found)  # for the next call
+            self._waiting.put(found)  # put back, so that the next call raises it too
             raise found
         return found
 
