@@ -1,10 +1,10 @@
-"""Admission: which jobs are taken into the cluster at all (scheduling.md).
+"""Admission: rules that accept or refuse a job at its submission (docs/design/scheduling.md).
 
 A refused job never enters the scheduler's view.
 
-An immediate refusal is kinder than endless waiting, and keeps a queue bounded. An admission is asked once, when a job
-is submitted, and never withdraws its decision. Some rules need a few counts only; others examine all jobs, their curves
-and the servers (`by_view`), such as ElasticFlow's by deadlines (`deadlines.admitting`).
+An immediate refusal is kinder than endless waiting, and keeps a queue bounded. A rule decides once, when a job
+is submitted, and never withdraws its decision. Some rules need a few counts only. Others examine all jobs, their curves
+and the servers (`by_view`), such as ElasticFlow's admission by deadlines (`deadlines.admitting`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .view import ClusterView
 
 @dataclass(frozen=True)
 class AdmissionState:
-    """Counts that an admission may use. Jobs are the admitted ones that are not over."""
+    """Counts that an admission may use. Only admitted, unfinished jobs count."""
 
     gpus: int  # of all known servers, absent ones included, since they may come back
-    waiting_jobs: int  # without GPUs
-    user_jobs: int  # of the newcomer's user
+    waiting_jobs: int  # jobs without GPUs
+    user_jobs: int  # jobs of the submitting user
 
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A job that asks to be admitted."""
+    """A newly submitted job, before its admission."""
 
     min_gpus: int
     user: str  # empty: unknown
@@ -39,8 +39,8 @@ class Newcomer:
 class Admission(Protocol):
     """A rule by which jobs are admitted. Pure.
 
-    `by_view`: the rule decides with the whole view (`refusals`), about all jobs that have come since the last turn;
-    otherwise with counts (`refusal`), about each at once.
+    `by_view`: the rule examines the whole view (`refusals`), and decides about all jobs submitted since the last turn
+    together; otherwise it examines counts (`refusal`), and decides about each job at once.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Admission(Protocol):
     def refusals(self, view: ClusterView, newcomers: Sequence[int]) -> Mapping[int, str]:
         """Return the refused rows of the view with their reasons; rows without one are admitted.
 
-        All are decided together.
+        The rule decides about all of them together.
         """
         ...
 

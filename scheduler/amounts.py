@@ -1,6 +1,6 @@
-"""Processor cores and memory: what each worker of a job asks for, and what a server has for its jobs. Pure.
+"""Processor cores and memory that each worker of a job requests, and that a server has for its jobs. Pure.
 
-A job that asks for neither is counted for nothing and shares what others leave, as before there were such requests. Cores are
+A job that requests neither does not count, and shares the cores and memory that other jobs leave. Cores are
 counted in thousandths, so that sums are exact.
 """
 
@@ -33,12 +33,12 @@ class Amounts:
         return Amounts(self.millicores * count, self.memory_bytes * count)
 
     def lacks(self, asked: Amounts) -> tuple[str, ...]:
-        """Return which of the amounts asked for is not here: "cores", "memory". What is not asked for is not lacking."""
+        """Return the names of the amounts ("cores", "memory") of which `asked` requests more than there is here."""
         cores = ("cores",) if 0 < asked.millicores > self.millicores else ()
         return (*cores, *(("memory",) if 0 < asked.memory_bytes > self.memory_bytes else ()))
 
     def __str__(self) -> str:
-        """Return "4 cores and 16 GiB of memory", of which what is zero is left out."""
+        """Return such as "4 cores and 16 GiB of memory", without amounts of zero."""
         return " and ".join([f"{each}" for each in (self._cores, self._memory) if each]) or "nothing"
 
     @property
@@ -87,7 +87,7 @@ class Capacity:
 
     @classmethod
     def of(cls, server: Server) -> Capacity:
-        """Return the capacity that a server's agent reports. One of an earlier version cannot enforce anything."""
+        """Return the capacity that a server's agent reports. An agent of an earlier version can enforce no limit."""
         told = server.allocatable
         if told is None:
             return cls(Amounts(), unheld="its agent is of an earlier version")
@@ -95,18 +95,18 @@ class Capacity:
         return cls(left, Amounts(int(1000 * told.worker_cpus), told.worker_memory_bytes), told.unheld)
 
     def takes(self, need: Need) -> bool:
-        """Return whether a worker may be here at all, whatever else is."""
+        """Return whether the server could host a worker with this need if it were empty."""
         return not need or not (self.unheld or self.lacks(need))
 
     def lacks(self, need: Need) -> tuple[str, ...]:
-        """Return which amounts of one worker are not here, though it were alone."""
+        """Return the names of the amounts of which the empty server has too little for one worker."""
         bound = Amounts(
             self.worker.millicores or self.left.millicores, self.worker.memory_bytes or self.left.memory_bytes
         )
         return tuple(dict.fromkeys((*self.left.lacks(need.each), *bound.lacks(need.each))))
 
     def most(self, need: Need, gpus: int) -> int:
-        """Return on how many of so many GPUs a job that is alone here may have workers."""
+        """Return on how many of the server's `gpus` GPUs a job could have workers if it were alone there."""
         if not need or not gpus:
             return gpus
         if not self.takes(need):

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def least_of(values: Floats) -> float:
-    """Return the smallest of these numbers, nan if one is; inf if there are none."""
+    """Return the smallest of these numbers; nan if any is nan, inf if there are none."""
     return float(values.item(values.argmin())) if len(values) else math.inf
 
 

@@ -22,7 +22,7 @@ class Curves:
     """
 
     speedup: Floats
-    hull: Floats | None = None  # the concave hulls in the same form, where they are known already
+    hull: Floats | None = None  # the concave hulls in the same form, if they were computed already
     # By GPU type, for each curve the row of the same jobs' curve on that type, relative to one GPU of the first curve.
     # On types that are left out, jobs scale and run as by their own curve.
     on: Mapping[str, Ints] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Deadlines beside any policy that may change shares at any time: promised jobs get the GPUs that they need.
+"""Deadlines under any policy that may change shares at any time: promised jobs get the GPUs that they need.
 
 A promised job gets the GPUs of its plan for now, and the policy divides the rest among the jobs without promises. GPUs
 that these cannot use go to the promised jobs, also divided by the policy (`sharing`). More GPUs than the plan never do
@@ -6,8 +6,8 @@ harm: a job that is ahead of its plan needs less later (ElasticFlow 4.2). So job
 promises allow, and a promised job ends by its deadline (ElasticFlow 4.4). A promised job also waits while that costs
 nothing (`postponing`).
 
-Where the policy divides GPUs among promised jobs, it may leave one of them less than its plan. Then the others give back
-the missing GPUs: the job that loses least by it first, and none falls below its minimum as long as that is enough
+Where the policy divides GPUs among promised jobs, it may leave one of them less than its plan. Then the others give
+back the missing GPUs: the job that loses least by it first, and none falls below its minimum as long as that is enough
 (`raised`).
 
 A job with a breaking promise comes next, with as many GPUs as it can use. A deadline that is not promised takes nothing
@@ -44,8 +44,8 @@ class Deadlines:
 
     `wide`: the view, extended by jobs that no policy decides about at present and by their GPUs, after its own rows and
     servers; None: there are none. `busy`: GPUs that are not free for a while, in every pool: (from, until, how many).
-    `busy_on`: likewise, by GPU type. `uncertain`: rows with deadlines that are ignored for now, though something is
-    known of them.
+    `busy_on`: likewise, by GPU type. `uncertain`: rows of jobs that are
+    being measured, whose deadlines are ignored for now.
     """
 
     terms: DeadlineTerms
@@ -102,8 +102,7 @@ class Foreseen:
         )
 
     def starts_s(self, row: int) -> float:
-        """Return the latest time at which a job of the plan without GPUs gets some (Unix time); inf if that is not
-        known."""
+        """Return when a job of the plan that has no GPUs gets some at the latest (Unix time); inf if unknown."""
         filled = self.plan.found[row]
         return latest_start_s(self.promised[row]) if filled.level <= 1 and self.waits else filled.more_s
 
@@ -115,7 +114,7 @@ class Foreseen:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept(Foreseen):
-    """The shares after promises are applied, by row."""
+    """Shares after the promises have been applied, by row."""
 
     shares: Ints
 
@@ -226,7 +225,9 @@ def raised(jobs: JobTable, shares: Ints, least: Mapping[int, int], total: int) -
     too_many = int(given.sum()) - total
     if too_many <= 0:
         return given
-    heap: list[tuple[int, float, int]] = []  # where whole jobs have to stop, the job submitted last stops first
+    heap: list[
+        tuple[int, float, int]
+    ] = []  # of jobs that have to give back all GPUs, the job submitted last comes first
 
     def offer(row: int) -> None:
         share, floor = int(given[row]), least.get(row, int(jobs.min_gpus[row]))

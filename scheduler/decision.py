@@ -48,7 +48,7 @@ class Decision:
 
     shares: Ints
     placements: Placements  # of the jobs with a share
-    why: Callable[[int], Reason | None]  # of rows with less than their maximum or manual share
+    why: Callable[[int], Reason | None]  # for rows with less than their maximum or manual share
     review_s: float  # Unix time at which to decide again, even without an event
     wanted: Ints  # the policy's shares, before packing
     kept: Kept | None = None  # the handling of deadlines; None: no job has one, or they were not examined
@@ -57,14 +57,14 @@ class Decision:
 
 
 def too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:
-    """Return the reason of a manual share that could not be met; None if it was."""
+    """Return the reason why a manual share could not be granted in full; None if it was."""
     if share == wanted:
         return None
     return Reason(ReasonCode.MANUAL, f"set to {gpu_count(wanted)} by hand, {share} of {gpus} could be had")
 
 
 ASKS = "asks for at least"
-_WORDS = {  # the verb for one GPU, the verb for several, and the reason why few are left
+_WORDS = {  # by use of the GPUs outside of the view: singular verb, plural verb, and name of the use
     Use.FIXED: (
         "belongs to jobs that cannot be resized",
         "belong to jobs that cannot be resized",
@@ -83,7 +83,7 @@ _WORDS = {  # the verb for one GPU, the verb for several, and the reason why few
 
 
 def asks(view: ClusterView, row: int, wanted: int) -> str:
-    """Return the verb before a number of GPUs: how a job is bound to that number."""
+    """Return the verb before the number of `wanted` GPUs in a message: the least number, or the only one."""
     return ASKS if wanted <= view.jobs.min_gpus[row] else "is given all or none of"
 
 

@@ -1,12 +1,13 @@
 """Cores and memory: no server gets more workers than it has cores and memory for. Pure, and the same for every policy.
 
-Policies and placement know GPUs only. Where their decision asks more of a server than it has, some of its jobs may not use
-all of their GPUs there, and everything is decided again: so a job that does not fit on one server is tried on another. Jobs
-that begin there are spread over the servers that have room (`Room.spread`), since a placement that knows GPUs only would put all
-of them on the next server together. After `ROUNDS` decisions the jobs that still do not fit keep what does.
+Policies and placement know GPUs only. Where their decision asks more of a server than it has, some of its jobs may not
+use all of their GPUs there, and everything is decided again: so a job that does not fit on one server is tried on
+another. Jobs that begin there are spread over the servers that have room (`Room.spread`), since a placement that knows
+GPUs only would put all of them on the next server together. After `ROUNDS` decisions, jobs that still do not fit keep
+the GPUs on which they fit.
 
-A server's cores and memory go first to promised jobs, then by priority, then to the jobs that have GPUs there, then in the
-order of submission; each job's minimum comes before the rest of any.
+A server's cores and memory go first to promised jobs, then by priority, then to the jobs that have GPUs there, then in
+the order of submission; each job's minimum comes before the rest of any.
 
 A change of placement can be ordered once there is room for it beside the processes that are there now (`Room`).
 """
@@ -82,13 +83,14 @@ class Room:
     def spread(
         self, placements: Mapping[int, Gpus], over: Mapping[int, Gpus], away: Mapping[int, Gpus]
     ) -> dict[int, Gpus]:
-        """Return, by row, the GPUs of all servers but one for jobs that begin on an overdrawn server: those that may stay are to
-        stay there, and each other one is to go to a server with room for it.
+        """Return, by row, the GPUs to forbid to jobs that begin on a server with too little: all servers but one.
+
+        A job that fits is confined to this server, and each other one to a server with room for it.
 
         `over`: the GPUs that jobs lose there; `away`: those that they may not have.
         """
         if len(self._servers) < len(self._view.servers):
-            return {}  # others are not counted, and have room for all
+            return {}  # without counted servers there is room for all jobs
         everything, present, needs = (
             union(mask for _, mask, _ in self._servers),
             self._view.placements,
@@ -106,7 +108,8 @@ class Room:
             homes = [mask for _, mask, _ in self._servers if placements.get(row, 0) & mask]
             if row not in over and len(homes) == 1 and homes[0] & lost and not present.get(row, 0):
                 found[row] = everything & ~homes[0]
-        hopeless: set[tuple[Limit, int, Gpus]] = set()  # as room only shrinks, no job that asks for the same has any
+        # Requests that fit on no server. As room only shrinks, equal requests fit on none either.
+        hopeless: set[tuple[Limit, int, Gpus]] = set()
         for row in sorted(over, key=self._rank):
             share, limit, not_on = placements[row].bit_count(), self._view.limit(row), away.get(row, 0)
             asked = needs[row].of_gpus(share)
@@ -132,7 +135,7 @@ class Room:
         return not promised, -int(jobs.priority[row]), row
 
     def _kept(self, here: Mapping[int, Gpus], placements: Mapping[int, Gpus], capacity: Capacity) -> dict[int, Gpus]:
-        """Return which of their GPUs on a server jobs keep."""
+        """Return the GPUs on one server that its jobs keep, by row."""
         jobs, present = self._view.jobs, self._view.placements
         manual = self._view.manual_shares
 
@@ -165,7 +168,7 @@ class Room:
     ) -> bool:
         """Return whether the servers have room for a job's new GPUs beside all processes that are there or are ordered.
 
-        `held`: where those are, by row.
+        `held`: by row, the GPUs of those processes.
         """
         needs = self._view.needs
         if row not in needs:
@@ -207,7 +210,7 @@ class Room:
 
 
 def _cut(view: ClusterView, decision: Decision, over: Mapping[int, Gpus]) -> Decision:
-    """Return the decision without the GPUs `over`; a job that is left less than its minimum has none."""
+    """Return the decision without the GPUs `over`; a job with less than its minimum left gets none."""
     placements, shares = dict(decision.placements), decision.shares.copy()
     for row, gpus in over.items():
         left = placements[row] & ~gpus
@@ -226,7 +229,7 @@ def _told(view: ClusterView, room: Room, decision: Decision, before: Decision, a
         if row not in view.needs or by_hand or not wants or (row not in away and decision is before):
             return decision.every(row)
         if (told := room.waits(decision.placements, row)) is not None:
-            return (told,)  # others follow from what the job may not use
+            return (told,)  # other reasons would only follow from the GPUs forbidden to the job
         others = tuple(each for each in decision.every(row) if each.code in UNCOUNTED)
         return others or (Reason(ReasonCode.RESOURCES, f"its workers, {view.needs[row].each} each, {BESIDE}"),)
 

@@ -1,8 +1,9 @@
 """Elan's hybrid scaling: the least batch with which a job can use its GPUs (Elan III, Algorithm 1). Pure.
 
-With a fixed batch throughput grows with the number of workers, and then falls: each computes less, and they exchange as
-much (Elan III, Fig. 3). A larger batch moves the greatest throughput to more workers. Algorithm 1 doubles the batch
-until that number is at least the number of workers that the job has; the least such batch changes the training least.
+With a fixed batch, throughput first grows with the number of workers, and then falls: each worker computes less, but
+exchanges as much (Elan III, Fig. 3). A larger batch moves the greatest throughput to more workers. Algorithm 1 doubles
+the batch until that number is at least the number of workers that the job has; the least such batch changes the
+training least.
 
 The curves for larger batches follow from the measured one. A step with factor k and W workers takes
 
@@ -50,9 +51,9 @@ class Curves:
 
 
 def at_factor(measured: tuple[Measured, ...], virtual_workers: int, before: int, after: int) -> tuple[Measured, ...]:
-    """Return measurements of a job whose batch had the factor `before` as those with the factor `after`, by the same model.
+    """Convert measurements of a job whose batch had the factor `before` to the factor `after`, by the same model.
 
-    c follows from the smallest share that was measured, as if nothing were exchanged there.
+    c follows from the smallest measured share, where the exchange is neglected.
     """
     if not measured:
         return ()
@@ -68,9 +69,10 @@ def at_factor(measured: tuple[Measured, ...], virtual_workers: int, before: int,
 
 
 def grown_factor(curves: Curves, factor: int, before: int, after: int, ceiling: int) -> int:
-    """Return the factor of a job's batch after its workers have become `after`; `before`, with `factor`, they were fewer.
+    """Return the factor of a job's batch (Algorithm 1) after its workers have increased from `before` to `after`.
 
-    Algorithm 1. Factors are whole numbers, so its last line, weak scaling, rounds down. ceiling: the author's.
+    `factor`: the factor until now. `ceiling`: the author's limit. Factors are whole numbers, so the last line of the
+    algorithm, weak scaling, rounds down.
     """
     growth = 1
     while growth * before <= after:

@@ -41,16 +41,16 @@ class Demand:
 
     types: tuple[str, ...] = ()
     memory_bytes: int = 0
-    mixes: bool = False  # GPUs of several types at once
-    began_on: str = ""  # the name of the GPUs that its state comes from; "": no state, or it mixes
-    per_server: int = 0  # fixed number on each of its servers; 0: any number
+    mixes: bool = False  # the job may use GPUs of several types at once
+    began_on: str = ""  # the name of the GPUs on which the job began; "": it has not begun, or mixes types
+    per_server: int = 0  # fixed number of GPUs on each of the job's servers; 0: any number
     need: Need = NO_NEED  # cores and memory of each worker
 
     @classmethod
     def of(cls, spec: JobSpec, began_on: str = "", agnostic: bool = False) -> Demand:
         """Return the demand of a job that has begun on GPUs of this name; "": it has not begun.
 
-        agnostic: its operators are known to give the same bits on all types.
+        agnostic: the job's operators are known to give the same bits on all GPU types.
         """
         free = spec.determinism is Determinism.HETEROGENEOUS and agnostic
         mixes = free or spec.determinism is Determinism.NONE
@@ -82,7 +82,7 @@ class Demand:
 
     @property
     def counts(self) -> bool:
-        """Whether it matters on which server a GPU is, although the job may use each of them."""
+        """Whether a GPU's server matters even if the job may use every GPU: for cores, memory or a fixed number."""
         return bool(self.per_server or self.need)
 
     @property
@@ -125,7 +125,7 @@ class Stock:
         return sum([number for sort, number in self.count if sort in option])
 
     def room(self, demand: Demand, option: Sequence[GpuSort]) -> int:
-        """Return how many GPUs of these sorts a job may have here if it is alone."""
+        """Return how many GPUs of these sorts a job could have on this server if it were alone."""
         found = self.among(option)
         return found if self.capacity is None else self.capacity.most(demand.need, found)
 
@@ -221,14 +221,14 @@ def _without_each(demand: Demand) -> str:
 
 
 def _plural(name: str, count: int) -> str:
-    """Return the plural of a sort that is no GPU; names of GPUs stay as they are."""
+    """Return the plural of "CPU slot"; names of GPUs stay as they are."""
     if not name:
         return "GPUs"
     return f"{name}s" if count != 1 and name.endswith(" slot") else name
 
 
 def _there(sorts: Sequence[GpuSort], servers: Sequence[Stock]) -> str:
-    """Format the present GPUs: "8 NVIDIA A100-SXM4-40GB and 4 Tesla V100-SXM2-16GB"."""
+    """Return the GPUs of these servers as text: "8 NVIDIA A100-SXM4-40GB and 4 Tesla V100-SXM2-16GB"."""
     names = list(dict.fromkeys(sort.name for sort in sorts))
     counts = [sum([number for stock in servers for sort, number in stock.count if sort.name == name]) for name in names]
     found = [f"{count} {_plural(name, count)}" for name, count in zip(names, counts, strict=True)]

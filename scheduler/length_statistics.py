@@ -5,7 +5,7 @@ counted, so nothing is learned from a job before it is over. Bins are wide, as l
 magnitude; all counts take a few kilobytes, however many jobs there have been.
 
 * `lengths`, by kind and bin: the work done, in seconds on one GPU. A *kind* requests about as many GPUs.
-* `errors`, by bin: that work over the reported work, of those jobs with a report.
+* `errors`, by bin: the work done divided by the reported work, for jobs with a report.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 KINDS = 12  # 1, 2 to 3, 4 to 7, ... GPUs; the last one has all larger requests
-# Where bins begin, and how much longer each is than the one before. Each ends where the next one begins; the last has
-# no end.
+# Starts of the bins, each 1.35 times the one before. A bin ends at the start of the next one; the last has no end.
 LENGTHS_S: Floats = np.concatenate([[0.0], 30.0 * 1.35 ** np.arange(45)])  # up to half a year
 RIGHT = 0.03  # a report within this fraction of the truth counts as right
 # Fractions of the reported length: one bin holds all reports that were right.
 PARTS: Floats = np.concatenate(
     [[0.0], (1 - RIGHT) * 1.3 ** np.arange(-18.0, 1.0), (1 + RIGHT) * 1.3 ** np.arange(0.0, 18.0)]
 )
-AS_TOLD = 19  # the number of that bin
+AS_TOLD = 19  # index of the bin of right reports
 _LENGTHS_S, _PARTS = tuple(LENGTHS_S.tolist()), tuple(PARTS.tolist())
 
 

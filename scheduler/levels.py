@@ -41,7 +41,7 @@ class Levels:
 
     @cached_property
     def fits(self) -> Ints:
-        """The highest level that fits, by number of free GPUs; larger numbers have that of the last entry."""
+        """By number of free GPUs, the highest level that fits; for larger numbers the last entry holds."""
         return np.searchsorted(self.array[1:], np.arange(self.counts[-1] + 1), side="right")
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The shares with which a job's throughput is measured, and when: overestimate first, readjust later (AFS 4.5).
+"""Rules of measuring a job's throughput: with which shares, and when (AFS 4.5: overestimate first, readjust later).
 
 A job of unknown throughput gets at most its fair share at first. After a measurement there it goes down through smaller
 shares, a few steps with each, and only then gets the policy's share for the measured values. Meanwhile its GPUs stay

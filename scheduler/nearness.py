@@ -6,9 +6,9 @@ Theory of operation
 A server is a tree: GPUs that NVLink connects, all with all; PCIe switches; sockets; the server (ElasticFlow 4.3 and
 Figure 5; Elan IV-2 and Figure 9, with levels L1 to L3 above NVLink). Each level divides the GPUs into nodes, and a node
 of one level lies in one node of the next. NVLink counts as a level only where it connects all GPUs of a node with all
-others there: an NVSwitch does, a bridge between two GPUs does. In the cube of a DGX-1 each GPU reaches four of seven
-others: there the switches and sockets decide. If nothing is known, or all GPUs are equally close, the tree is empty and
-any GPUs are as good as others.
+others there: an NVSwitch does, and so does a bridge between two GPUs. In the cube of a DGX-1 each GPU reaches four of
+seven others: there the switches and sockets decide. If nothing is known, or all GPUs are equally close, the tree is
+empty and any GPUs are as good as others.
 
 GPUs are chosen as in buddy allocation: in the smallest node with enough free ones. Of several nodes, the best fit is
 taken: the fewest GPUs stay free in the node, then in the next larger one around it, and so on. So large holes are kept
@@ -67,7 +67,7 @@ def _joined(nodes: Sequence[int], near: Callable[[int, int], bool]) -> list[int]
 
 
 def cut(near: Near, kept: Sequence[int]) -> Near:
-    """Return the levels of a server that is reduced to the GPUs at these positions."""
+    """Return the levels of the tree (`Near`) that is left if a server has only the GPUs at these positions."""
 
     def shrunk(node: int) -> int:
         return sum(1 << new for new, old in enumerate(kept) if node >> old & 1)
@@ -129,8 +129,7 @@ def nearest(near: Near, size: int, count: int, free: int, own: int = 0) -> tuple
 
 
 def _holes(levels: Sequence[Sequence[int]], distance: int, node: int, free: int) -> tuple[int, ...]:
-    """Return the number of free GPUs in a node, in the next larger one around it, and so on; the last entry breaks
-    ties."""
+    """Return the number of free GPUs in a node, in the next larger node, and so on; the last entry breaks ties."""
     around = (next(larger for larger in level if larger & node) for level in levels[distance:])
     return *((free & larger).bit_count() for larger in around), node & -node
 

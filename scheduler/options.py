@@ -19,7 +19,7 @@ from ..protocol.errors import OperatorError
 S = TypeVar("S")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
-_OWN_CHECK = re.compile(r"(\w+): (.*)")  # the error of a struct's `__post_init__` about one field
+_OWN_CHECK = re.compile(r"(\w+): (.*)")  # error that a struct's `__post_init__` raises about one field
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
@@ -36,7 +36,7 @@ class WrongOption(OperatorError):
 
 
 def plain(values: object) -> object:
-    """Return the values with dates and times as texts in ISO 8601 again: YAML converts texts that look like them."""
+    """Return the values with dates and times turned back into ISO 8601 texts, since YAML converts such texts."""
     if isinstance(values, dict):
         return {key: plain(value) for key, value in values.items()}
     if isinstance(values, list | tuple):
@@ -45,7 +45,7 @@ def plain(values: object) -> object:
 
 
 def convert(values: object, into: type[S], source: str, at: str = "") -> S:
-    """Return the plain `values` as an `into`, which is a struct; they are at the field `at` of `source`.
+    """Convert plain `values` to the struct `into`. For messages, the values stand in the field `at` of `source`.
 
     Raises WrongOption.
     """

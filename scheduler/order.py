@@ -97,7 +97,7 @@ def serve(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
 
 
 def serve_anew(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
-    """Serve as `serve`, after sorting all jobs now, so that keys may depend on the time."""
+    """Serve jobs as `serve` does, but sort all of them now, so that keys may depend on the time."""
     keys, want = order.ranks(jobs, slice(None), now)
     given = np.zeros(len(jobs), dtype=np.int64)
     fitting = (want <= gpus).nonzero()[0]

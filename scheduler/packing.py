@@ -39,9 +39,9 @@ import numpy as np
 
 from .arrays import Ints
 
-LOOKED_AT = 4096  # steps of all jobs together, where alternatives have to be tried
+LOOKED_AT = 4096  # limit of the steps of all jobs together for which alternatives are tried
 
-# Jobs that are raised together: minus their loss to rounding, the first of them, all of them.
+# Jobs whose shares are raised together: minus their loss to rounding, the first of the jobs, and all of them.
 _Item = tuple[int, int, tuple[int, ...]]
 
 

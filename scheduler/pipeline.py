@@ -1,10 +1,11 @@
-"""view -> shares that precede the policy -> policy -> quotas -> promises -> regulation (packing) -> placement. Each stage is
-pure, and the same for one GPU type and for many (`sharing`).
+"""view -> shares that precede the policy -> policy -> quotas -> promises -> regulation (packing) -> placement.
+
+Each stage is pure, and the same for one GPU type and for many (`sharing`).
 
 All of this is repeated where a server has not the cores or the memory for the workers placed there (`host_capacity`).
 
-Where jobs have deadlines, their promises precede the policy (`deadline_guard`), as shares by hand do. The stage "promises"
-gives promised jobs what no other job can use.
+If jobs have deadlines, their promises precede the policy (`deadline_guard`), as manual shares do. The stage "promises"
+gives promised jobs the GPUs that no other job can use.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def decide(
 ) -> Decision:
     """Return all shares and placements.
 
-    `packing`: shares are regulated (AFS 4.4), except manual ones. `first`: as for `place`.
+    `packing`: shares are regulated (AFS 4.4), except manual ones. `first`: by row, the GPU of the job's first worker.
 
     `deadlines`: the terms on which deadlines are promised; None: they are ignored, or the policy handles them itself.
     `tenancy`: owners of the jobs, and their guarantees; None: there are no quotas.

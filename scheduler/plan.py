@@ -35,7 +35,7 @@ from .view import ClusterView, Gpus
 
 
 class ChangeKind(enum.Enum):
-    """The kind of a job's change. Changes come in this order, except that one waits for those that free its GPUs."""
+    """Kind of a job's change. Changes are ordered by kind, but each comes after those that free its GPUs."""
 
     STOP = "stop"
     RESIZE = "resize"
@@ -45,7 +45,7 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Change:
-    """A job's new GPUs, by row of the view; empty: it gives all back."""
+    """New GPUs of the job in a row of the view; empty: the job gives all its GPUs back."""
 
     kind: ChangeKind
     row: int
@@ -85,7 +85,8 @@ def at_once(
     that steps aside gets no further order before it has arrived. No job gets GPUs that such a job only then leaves, or
     is sent to GPUs that others cannot leave.
 
-    `room`: cores and memory of the servers, in which all processes have to fit in between, too; None: they are not counted.
+    `room`: cores and memory of the servers, which must suffice for old and new processes at the same time; None: they
+    are not counted.
     """
 
     def fits(row: int, gpus: Gpus, targets: Mapping[int, Gpus]) -> bool:
@@ -263,7 +264,7 @@ class _Turns:
             yield 2, some(least, aside, has & usable or has)
 
     def _make_do(self, blocked: Sequence[Change]) -> None:
-        """Give the jobs that still wait their shares without an exchange.
+        """Give the jobs that still wait their shares on their own and on idle GPUs, without an exchange.
 
         Jobs that give back come first, then jobs submitted first. Where not every job may use every GPU, a share may
         not be available: then a job keeps its GPUs for now.
@@ -284,8 +285,7 @@ class _Turns:
                 self._carry_out(row, gpus)
 
     def _room(self, has: Gpus, more: int) -> list[Gpus]:
-        """Return idle GPUs by server: those on servers where the job is, then the tightest holes that are large enough,
-        then the largest."""
+        """Return idle GPUs by server: first the job's servers, then the tightest sufficient holes, then the largest."""
         holes = [(server & self._idle, server) for server in _servers(self._view)]
 
         def distance(hole: Gpus, server: Gpus) -> tuple[bool, bool, int]:

@@ -94,7 +94,7 @@ class LoadedPlugin:
         self._path, self._plain, self._source = path, parameters, source
         kind, self.code = _class_in(path)
         known = kind.Parameters.__struct_encode_fields__
-        for name in parameters:  # the user's struct may leave out `forbid_unknown_fields`
+        for name in parameters:  # the user's struct may not set `forbid_unknown_fields`
             if name not in known:
                 text = f"is unknown; known are {', '.join(known)}" if known else "is unknown; there are none"
                 raise WrongOption(source, f"parameters.{name}", text)
@@ -214,7 +214,7 @@ def _error(path: str, line: int | None, reason: str) -> PolicyError:
 
 
 def _impossible(jobs: JobTable, given: Ints, gpus: int) -> str:
-    """Return why these shares are impossible; empty if they are possible."""
+    """Return why these shares are impossible; "" if they are possible."""
     if len(given) != len(jobs):
         return f"{len(given)} shares for {len(jobs)} jobs"
     most = np.maximum(jobs.min_gpus, jobs.max_gpus)

@@ -53,7 +53,7 @@ def ignored(policy: Policy, priority: int) -> str:
 
 
 class _InOrder:
-    """Wrapper that shows the policy the jobs of greater priorities first."""
+    """Wrapper that passes the jobs to the policy in the order of priorities, the greatest first."""
 
     def __init__(self, policy: Policy) -> None:
         self.name, self.needs_lengths, self._policy = policy.name, policy.needs_lengths, policy
@@ -76,7 +76,7 @@ class _InBands:
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         given, review_s = no_shares(jobs), math.inf
-        told: dict[int, tuple[Shares, int]] = {}  # by row: the answer with its reason, and the row there
+        told: dict[int, tuple[Shares, int]] = {}  # by row: the policy's answer about it, and its row in that answer
         stay: list[int] = []
         left = gpus
         for priority in np.unique(jobs.priority)[::-1].tolist():

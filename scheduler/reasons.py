@@ -1,4 +1,4 @@
-"""Why jobs have fewer GPUs than they could use. Pure; computed on demand, since most decisions are never asked."""
+"""Reasons why jobs have fewer GPUs than they could use. Pure; computed only for the few jobs that are shown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .sharing import Sharing
 from .shortage import Usable, lacking
 from .view import ClusterView, Gpus, Limit, Reason, ReasonCode
 
-TOLD_KINDS = 3  # other kinds of free GPUs that a reason lists
+TOLD_KINDS = 3  # most kinds of free, unsuitable GPUs that a reason lists
 
 
 class Reasons(msgspec.Struct, frozen=True, dict=True):
@@ -92,9 +92,9 @@ class Reasons(msgspec.Struct, frozen=True, dict=True):
     def _of_policy(self, row: int, least: int, share: int, limit: Limit | None) -> Reason | None:
         """Return the policy's reason, with the numbers of all GPUs that the job may use."""
         view, told = self.view, self.sharing.told(row)
-        if told is None:  # other stages left too little for its minimum
+        if told is None:  # not asked: stages before the policy left too little for the job
             reason = waits_for(least, 0, view.total_gpus) if not share else None
-        elif share and not told[0].gpus[told[1]]:  # the policy gave nothing, and another stage some
+        elif share and not told[0].gpus[told[1]]:  # the policy gave nothing, but another stage gave GPUs
             reason = None
         else:
             reason = told[0].why(told[1])

@@ -56,12 +56,15 @@ Most = Callable[[int], int]  # by row: how many GPUs may be held for the job
 
 @dataclass(frozen=True)
 class Queue:
-    """The waiting jobs, by row of a view, and GPUs outside of the view. Sets without "in view" are of `servers`."""
+    """Waiting jobs by row of a view, and GPUs outside of the view.
+
+    GPU sets are positions among the GPUs of `servers`, not in the view.
+    """
 
     servers: tuple[ServerInView, ...]  # present servers, with all of their GPUs
     usable: Gpus  # GPUs that may take new work
-    busy: tuple[Gpus, ...]  # of each job that is not in view
-    gangs: Gpus  # of those jobs among them that keep their GPUs until they end
+    busy: tuple[Gpus, ...]  # GPUs of each job that is not in view
+    gangs: Gpus  # GPUs of those jobs among them that keep their GPUs until they end
     demands: Sequence[Demand]
     demand_of: Ints  # by row: index into `demands`
     stays: npt.NDArray[np.bool_]  # by row: whether the job cannot be resized once it has begun
@@ -74,8 +77,8 @@ class _Region:
 
     gpus: Gpus
     least: int
-    missing: int  # until it can start; negative: more than it needs
-    spare: int  # may be taken by others for good
+    missing: int  # GPUs that must still come free before the head can start; negative: more than enough are free
+    spare: int  # GPUs of the region that other jobs may keep until they end
 
 
 def reserve(
@@ -115,7 +118,7 @@ class _Reserving:
         self._least = jobs.requested_gpus if rigid else jobs.min_gpus
 
     def found(self, after_s: float, before: JobId | None) -> tuple[ClusterView, float]:
-        """Return as `reserve`."""
+        """Return the result of `reserve`."""
         view, queue = self._view, self._queue
         waiting = np.ones(len(view.jobs), dtype=bool)
         waiting[[*view.placements, *view.manual_shares, *queue.begun]] = False
@@ -127,7 +130,7 @@ class _Reserving:
         head = self._keeper(before, most)
         if head is None:
             old = np.flatnonzero(able & (due_s <= view.now)).tolist()
-            old.sort(key=lambda row: -int(view.jobs.priority[row]))  # of equal ones the job submitted first
+            old.sort(key=lambda row: -int(view.jobs.priority[row]))  # stable, so earlier submissions stay first
             head = next((row for row in old if self._may(row)), None)
         if head is None:
             later = due_s[able & (due_s > view.now)]

@@ -12,8 +12,7 @@ def union(sets: Iterable[int]) -> int:
 
 
 def some(count: int, *sets: int) -> int:
-    """Return `count` elements, or all if there are no more: from the first set first, then from the next; of each the
-    lowest."""
+    """Return `count` elements, or all if there are fewer: the lowest of the first set, then of the next, and so on."""
     taken = 0
     for each in sets:
         left = each & ~taken

@@ -107,7 +107,7 @@ class Sharing:
         )
 
     def again(self) -> Sharing:
-        """Return the shares as they were before those of the policy, with its answers so far."""
+        """Return a copy from before `share_out`, with the policy's answers so far."""
         found = Sharing(self._view, self._policy, self._rng, self._without, self.needs)
         found._asked, found.review_s = self._asked.copy(), self.review_s
         return found
@@ -227,7 +227,7 @@ class Sharing:
         self._share(rows, list(room), DEPTH * len(self.parts))
 
     def take(self, rows: Ints) -> Held:
-        """Take the shares of these rows and return them, so that `give` can restore them."""
+        """Remove and return the shares of these rows, so that `give` can restore them."""
         held = Held(
             given=self.given[rows],
             amounts={row: self.amounts.pop(row) for row in rows.tolist() if row in self.amounts},

@@ -3,7 +3,7 @@
 A policy is asked about some of the jobs and some of the GPUs: without manual shares, behind promises, quotas and jobs
 of greater priorities, one type of GPUs after the other. Its statement of free GPUs holds for that question alone. Users
 see the whole cluster, so the numbers are counted here, from the GPUs that the job may use and all shares of them. A
-sentence that would not be true of the cluster (enough GPUs are left) is replaced by one that is.
+sentence that would be false for the whole cluster, where enough GPUs are left, is replaced.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from .arrays import Floats, Ints
 from .hull import concave
 
 KEPT_RATES = 5
-NOISE = 0.05  # relative difference of two medians of the same quantity
+NOISE = 0.05  # medians of the same quantity differ by up to this fraction
 WORTHWHILE = (
     0.1  # least gain of one GPU more, relative to the average of the others: twice the noise, over twice the GPUs
 )

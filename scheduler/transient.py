@@ -1,22 +1,23 @@
-"""Transient GPUs: idle ones that a borrower will soon take again, and whether growing onto them pays (EDL 3.2, 6.2).
+"""Transient GPUs: idle GPUs that a borrower will soon take again, and when growing onto them pays (EDL 3.2, 6.2).
 
-Four in ten times for which a GPU is idle last less than four minutes (EDL Fig. 2a). A job that grows pauses, and pauses
-again when it shrinks. So two idle GPUs beside four, for two minutes, are a loss if each change takes 30 s (EDL 3.2). The
+Four in ten idle times of GPUs are shorter than four minutes (EDL Fig. 2a). A job that grows pauses, and pauses again
+when it shrinks. So two idle GPUs beside four, for two minutes, are a loss if each change takes 30 s (EDL 3.2). The
 scheduler counts for how long GPUs have been idle, and leaves those idle that will be taken before a resize pays.
 
 *Borrowers* keep their GPUs whatever the policy says: loans, reservations of the policy file, and gangs. An idle time
 begins when a borrower gives a GPU back, and ends when a borrower takes it. A GPU that no borrower has had is not
 transient.
 
-*How long they last.* Times are counted in bins, by server. A server with fewer than `LEAST` is taken for an average one.
-Beyond `MOST` all counts are halved, so that old times are forgotten. The rest of an idle time is compared with those that
-lasted longer. If fewer than `LEAST` did, nothing is known, and the GPU counts as lasting: a wrong guess costs one resize,
-a wrong refusal would leave a GPU idle for ever.
+*How long they last.* Times are counted in bins, by server. A server with fewer than `LEAST` idle times counts as an
+average server. Beyond `MOST` all counts are halved, so that old times are forgotten. The remaining part of an idle time
+is estimated from the counted times that lasted longer. If fewer than `LEAST` did, nothing is known, and the GPU counts
+as lasting: a wrong guess costs one resize, a wrong refusal would leave a GPU idle for ever.
 
-*When a resize pays.* Let T(n) be the throughput now, and T(m) with the transient GPUs. Growing takes `start_s` until new
-workers train, and stops training for `pause_s`, as shrinking does. If the GPUs stay for R, the job gains (T(m) - T(n))
-max(0, R - start_s) and loses pause_s (T(n) + T(m)). It grows if the mean gain is greater than the loss. The best case
-decides, with all transient GPUs that the job can use. A waiting job has no throughput to lose and may start on them.
+*When a resize pays.* Let T(n) be the throughput now, and T(m) with the transient GPUs. Growing takes `start_s` until
+new workers train, and stops training for `pause_s`, as shrinking does. If the GPUs stay for R, the job gains (T(m) -
+T(n)) max(0, R - start_s) and loses pause_s (T(n) + T(m)). It grows if the mean gain is greater than the loss. The best
+case decides, with all transient GPUs that the job can use. A waiting job has no throughput to lose and may start on
+them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .view import ClusterView, Gpus, Reason, ReasonCode, Transient
 EDGES_S: tuple[float, ...] = (
     0.0,
     *(1.4**power for power in range(32)),
-)  # where bins begin; the last has all longer times (9 h)
+)  # starts of the bins of idle times (s); the last bin has all times longer than 9 h
 LEAST = 5
 MOST = 200
 
@@ -79,7 +80,7 @@ def counted(counts: tuple[int, ...], lasted_s: float) -> tuple[int, ...]:
 
 
 def left_s(counts: Sequence[int], idle_s: float) -> tuple[float, ...]:
-    """Return how much longer GPUs lasted that were idle for `idle_s`, once for each of them; empty if that is not known."""
+    """Return the remaining idle times (s) of GPUs that were idle for `idle_s`; empty if too few are known."""
     first = max(0, bisect_right(EDGES_S, idle_s) - 1)
     found = [max(0.0, _MIDDLES_S[place] - idle_s) for place in range(first, len(counts)) for _ in range(counts[place])]
     return tuple(found) if len(found) >= LEAST else ()
@@ -113,7 +114,7 @@ class Past:
     servers: Mapping[ServerId, Idle] = field(default_factory=dict)
 
     def counts(self, server: ServerId) -> tuple[int, ...]:
-        """Return the idle times by which GPUs of a server are judged: its own, or those of all."""
+        """Return the counts of idle times for a server: its own, or if these are too few, those of all servers."""
         own = self.servers[server].counts
         if sum(own) >= LEAST:
             return own
@@ -122,7 +123,7 @@ class Past:
 
 @dataclass(frozen=True)
 class _Returned:
-    """Idle GPUs of a server that were given back at one time, and how much longer such GPUs stayed."""
+    """Idle GPUs of a server that were given back at one time, and the remaining idle times of such GPUs."""
 
     since_s: float
     rest_s: tuple[float, ...]
@@ -175,7 +176,7 @@ def _returned(view: ClusterView, past: Past) -> list[_Returned]:
 
 
 def _growth(view: ClusterView, row: int, more: int) -> tuple[float, float]:
-    """Return the throughput of a job now, and with so many more GPUs, of those that it can use."""
+    """Return the throughput of a job now, and with up to `more` further GPUs, as many as it can use."""
     jobs, share = view.jobs, view.placements[row].bit_count()
     most = max(share, min(share + more, int(jobs.max_gpus[row]), jobs.curves.most))
     return float(jobs.speedup(row, share)), float(jobs.speedup(row, most))

@@ -373,7 +373,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Transient:
-    """Idle GPUs that jobs do not get, since they will be taken too soon (module `transient`); by row: which, and why."""
+    """By row, the idle GPUs that a job does not get, as borrowers will take them too soon; and the reason."""
 
     away: Mapping[int, Gpus]
     told: Mapping[int, str]
@@ -439,7 +439,7 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
         return limit.demand.per_server if limit is not None else 0
 
     def usable(self, row: int, like: Gpus) -> Gpus:
-        """Return the GPUs that a job may have beside, or instead of, the GPUs `like`, which it is allowed to have."""
+        """Return the GPUs that a job may have in addition to, or instead of, `like`, which are GPUs allowed to it."""
         limit = self.limit(row)
         if limit is None:
             return (1 << self.total_gpus) - 1
@@ -464,7 +464,7 @@ class ReasonCode(enum.Enum):
 
 
 class Taken(enum.Enum):
-    """Which GPUs count as taken from the standpoint of a waiting job."""
+    """The GPUs that count as taken for a waiting job."""
 
     GIVEN = "given"  # GPUs that this decision gives to the other jobs
     MINIMUMS = "minimums"  # the minimums of jobs that go first

@@ -30,7 +30,7 @@ class WaitingQueue:
             places.sort()
 
     def drop(self, number: int) -> None:
-        """Remove a job from the line, if it is there."""
+        """Remove a job from the queue, if it is there."""
         wish = self._where.pop(number, None)
         if wish is not None:
             places = self.by_want[wish[2]]
@@ -45,7 +45,7 @@ class WaitingQueue:
         return sum([len(places) for want, places in self.by_want.items() if want <= gpus])
 
     def from_key(self, key: float) -> list[Wish]:
-        """Return the jobs with keys of at least this one."""
+        """Return the jobs with keys of at least `key`."""
         return [
             (*place, want)
             for want, places in self.by_want.items()

@@ -18,14 +18,14 @@ from .table import DeadlineTerms, schedules, situations
 
 
 class PromisedTime(Protocol):
-    """A bound on the GPU time that may be promised to the owners of jobs (`quotas.hours`), which are given by row."""
+    """Bound on the GPU time that may be promised to the owners of jobs (`quotas.hours`). Jobs are given by row."""
 
     def add(self, row: int, gpu_s: float) -> None:
         """Count promised GPU-seconds."""
         ...
 
     def beyond(self, row: int, gpu_s: float) -> str:
-        """Return why so many more may not be promised to the owner, as a sentence; "" if they may."""
+        """Return why `gpu_s` more may not be promised to the owner, as a sentence; "" if they may."""
         ...
 
 

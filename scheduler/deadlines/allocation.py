@@ -41,7 +41,7 @@ def allocate(plan: Plan, promised: Mapping[int, Promise], free_running: Sequence
     share = {key: one.gpus for key, one in plan.found.items() if one.gpus}
     free = gpus - sum(share.values())
     heap: list[tuple[int, float, float, int]] = []
-    queued: dict[int, tuple[int, Promise, float]] = {}  # by key: its class, the job, and the gain of a GPU at its level
+    queued: dict[int, tuple[int, Promise, float]] = {}  # by key: class of the job, the job, gain of a GPU at its level
     following: dict[int, int] = {}  # by key: the next level
 
     def offer(key: int) -> None:

@@ -27,7 +27,7 @@ from .timeline import Filled, Timeline
 
 SEARCH = 20  # limit of a bisection's steps
 FINE = 0.005  # relative size of the range at which a search ends
-CAUTION = 1  # of `promises.plan`: a running job pays for one change of its share, if it can
+CAUTION = 1  # argument of `promises.plan`: a running job pays for one change of its share, if it can
 MOST_TRIED = 12  # limit of jobs that are tried one by one for their consent
 
 
@@ -53,7 +53,7 @@ class Commitments:
         return found
 
     def plan(self, newcomers: Sequence[Promise] = (), gpus: int | None = None) -> Plan | None:
-        """Return the plan with which all deadlines hold, those of newcomers too; None if there is none."""
+        """Return a plan with which all deadlines hold, those of `newcomers` included; None if there is none."""
         found = self._anew(newcomers, gpus)
         if isinstance(found, Plan):
             return found
@@ -163,7 +163,7 @@ def decided(
 
 
 def _chosen(situation: Commitments, newcomers: Sequence[Promise]) -> tuple[list[Promise], Plan | None]:
-    """Return the newcomers to admit, where not all fit, and the plan of all jobs then; None: none is admitted."""
+    """Return the newcomers to admit if not all fit, and the resulting plan of all jobs; None: none is admitted."""
     chosen: list[Promise] = []
     found = None
     if len(newcomers) <= 1:
@@ -249,8 +249,7 @@ def most_work(situation: Commitments, newcomer: Promise) -> float:
 
 
 def _most(would: Callable[[float], bool], whole: float) -> float:
-    """Return the greatest value below `whole` for which a monotone condition holds, to half a percent of `whole`; 0 if
-    none."""
+    """Return the greatest value below `whole` that satisfies a monotone condition, to 0.5 % of `whole`; or 0."""
     held, broken = 0.0, whole
     for _ in range(SEARCH):
         if broken - held <= FINE * whole:

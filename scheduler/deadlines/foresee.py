@@ -27,7 +27,7 @@ class Job:
 def late(jobs: Sequence[Job], gpus: int, now: float) -> int | None:
     """Return the position of the first job that misses a hard deadline; None if no job does.
 
-    A job that does not fit is passed over.
+    A job that does not fit into the free GPUs is skipped.
     """
     order = sorted(range(len(jobs)), key=lambda at: (jobs[at].deadline_s, at))
     left = [one.left_s for one in jobs]

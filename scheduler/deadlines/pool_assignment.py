@@ -28,7 +28,7 @@ Choices = Mapping[int, Promise]  # a job as a promise in each pool that it may u
 
 @dataclass(frozen=True)
 class PoolCommitments:
-    """The situation of each pool. `choices`: returns the choices of a job with this key, when it has a promise."""
+    """The commitments of each pool. `choices`: returns the choices of the promised job with this key."""
 
     pools: tuple[Pool, ...]
     each: tuple[Commitments, ...]

@@ -2,7 +2,7 @@
 
 A plan lets each job work as early as it can. Where a job has enough time, that serves no purpose: the job has been
 promised to end by its deadline, and not sooner, and jobs without promises wait meanwhile. So a search tries to give the
-jobs without promises more GPUs for a while than the plan leaves them. They may have as many as do no harm:
+jobs without promises more GPUs for a while than the plan leaves them, under these conditions:
 
 * All promises hold, without the help of margins.
 * The promised jobs need no more GPU time than by the plan, and none needs a higher share at any time. So postponed jobs
@@ -31,7 +31,7 @@ CUSHION = 0.1  # fraction of the time until a deadline
 PART = 0.125  # fraction of the spare time after which the search is repeated
 LEAST_S, MOST_S = 5.0, 600.0  # bounds of the time between two searches
 TRIES = 5  # numbers of GPUs that a search tries
-SAME = 1e-9  # relative rounding error of the GPU time
+SAME = 1e-9  # GPU times that differ by less (relatively) are equal
 
 
 def postponed(

@@ -119,7 +119,9 @@ def fill(timeline: Timeline, one: Promise, caution: int = 0) -> Filled | None:
     least_s = LEAST_LEFT_S * max(one.levels.fastest, 1.0)
     left_s = max(one.left_s, least_s)
     for until_s in (one.deadline_s, one.deadline_s + one.grace_s) if one.grace_s else (one.deadline_s,):
-        if one.left_s < least_s and abs(until_s - timeline.now) < INSTANT_S:  # rounding has left this bit of the job
+        if (
+            one.left_s < least_s and abs(until_s - timeline.now) < INSTANT_S
+        ):  # rounding errors have left this remainder of the job
             until_s += INSTANT_S
         if one.each:
             found = _fill_fixed(timeline, one, left_s, until_s)
@@ -220,7 +222,9 @@ def earliest_first(promises: Sequence[Promise], timeline: Timeline) -> Plan:
 
 
 def repaired(promises: Sequence[Promise], timeline: Timeline, first: Sequence[int], tries: int) -> Plan | Promise:
-    """Return a plan as `holds`, with up to `tries` further attempts, each with the job that found too little first.
+    """Return a plan, as `holds` does, after up to `tries` further attempts.
+
+    Each attempt begins with the job that found too little before.
 
     If all fail, return the job that found too little in the first attempt. `timeline` stays unchanged.
     """
@@ -237,7 +241,7 @@ def repaired(promises: Sequence[Promise], timeline: Timeline, first: Sequence[in
 def holds(
     promises: Sequence[Promise], timeline: Timeline, first: Sequence[int] = (), caution: int = 0
 ) -> Plan | Promise:
-    """Return a plan as `plan` if all deadlines hold with it; otherwise the first job that finds too little."""
+    """Return the result of `plan` if all deadlines hold with it; otherwise the first job that finds too little."""
     return longer(Plan(timeline, tuple(first)), in_order(promises, first), caution)
 
 
@@ -309,7 +313,7 @@ def continued(promises: Sequence[Promise], timeline: Timeline) -> Plan | None:
 
 
 def _is_ending(one: Promise, now: float) -> bool:
-    """Return whether rounding has left a bit of a job with a schedule that is just over."""
+    """Return whether only rounding errors have left work of a job with a schedule that has just ended."""
     if not one.share or one.left_s >= LEAST_LEFT_S * max(one.levels.fastest, 1.0) or one.schedule is None:
         return False
     return bool(one.schedule.pieces) and abs(one.schedule.pieces[-1][1] - now) < INSTANT_S

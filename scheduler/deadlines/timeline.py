@@ -34,7 +34,7 @@ from ..schedule import Schedule, Segment
 
 TOLERANCE_S = 1e-6  # a deadline that is missed by no more than this is kept
 LIKELY_CHANGES = 2  # number of changes of a share that a plan first assumes
-_PAUSES = 5  # limit of recounts of a plan's pauses, since counted pauses may add further ones
+_PAUSES = 5  # limit of recounts of a plan's pauses: time for pauses may cause further changes, with pauses of their own
 
 
 @dataclass(frozen=True, slots=True)

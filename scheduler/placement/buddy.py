@@ -20,9 +20,9 @@ The paper leaves four points open:
   not even after smaller jobs have moved, the share is spread over the largest holes, as in `fewest_servers.py`. With
   `packing: network`, and a power of two of GPUs in each server, only manual shares are of this kind.
 * *Missing GPUs* (faulty, drained) leave their blocks incomplete, as if another job held them for good.
-* *Jobs that stay.* A job with an unchanged share and a block to itself moves only to make room. A job that is placed
-  worse is placed again in each decision; if no share changes, the new placement counts only if it improves the whole.
-  So a placement that has been carried out asks for no further change.
+* *Jobs that stay.* A job with an unchanged share and a block to itself moves only to make room. A job with a worse
+  placement is placed again in each decision; if no share changes, the new placement counts only if it improves the
+  whole. So a placement that has been carried out asks for no further change.
 * *Racks*: the parts of a job on several servers go to the rack where it has GPUs already, if they fit there as well.
 """
 

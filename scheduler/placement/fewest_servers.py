@@ -414,8 +414,7 @@ class _Attempt:
         return pieces
 
     def _parts(self, share: int, own: Mapping[int, int], homes: Sequence[int]) -> list[int]:
-        """Split a share too large for any server: as on the job's own servers if these are enough, otherwise as large
-        as possible."""
+        """Split a share too large for a server: as on the job's servers if they suffice, else into the largest parts."""
         layout = self._layout
         here = homes[: layout.fewest(share)]
         grown = [self._holes[server] for server in here]  # by server: GPUs of the job and free ones

@@ -100,7 +100,7 @@ class _Servers:
         racks: Sequence[int] | None,
     ) -> None:
         self.amounts: Amounts = {piece.job: {} for piece in pieces}
-        self.talking = [0] * len(holes)  # by server: jobs that communicate with others
+        self.talking = [0] * len(holes)  # by server: jobs that communicate with other servers
         for server in remote:
             self.talking[server] += 1
         self._holes = list(holes)
@@ -175,8 +175,7 @@ class _Servers:
         return holes.index(tightest) if tightest else None
 
     def _avoiding_others(self, piece: ServerPart) -> int | None:
-        """Return the server as `_tightest`, but prefer one without a job that communicates with others, then one in the
-        job's rack."""
+        """Return a server, as `_tightest` does, but prefer one without a spread job, then one in the job's rack."""
         talking, own, gpus = self.talking, piece.own, piece.gpus
         if self._racks is None:
             fitting = [(talking[s] > 0, s not in own, hole, s) for s, hole in enumerate(self._holes) if hole >= gpus]

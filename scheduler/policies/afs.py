@@ -68,7 +68,7 @@ class AfsL:
 
 @dataclass(frozen=True)
 class _ByLength:
-    """Minimums, in ascending order of the remaining time with them."""
+    """Order of jobs by the remaining time with their minimums, the shortest first. Each wants its minimum."""
 
     def ranks(self, jobs: JobTable, rows: Ints | slice, now: float) -> tuple[Floats, Ints]:
         least = jobs.min_gpus[rows]
@@ -122,7 +122,10 @@ class AfsP:
 
 @dataclass(frozen=True)
 class _ByUnits:
-    """Minimums: jobs in the middle of a unit first, then in ascending order of the units that a job has run."""
+    """Order of jobs: those in the middle of a unit first, then by run units, the fewest first.
+
+    Each wants its minimum.
+    """
 
     unit_s: float
 
@@ -204,7 +207,7 @@ class _Line:
         self.rows, most, now, then = _growing(jobs, served)
         length = jobs.left_s[self.rows] / now
         order = np.argsort(length, kind="stable")
-        # By job, in the order of submission.
+        # Lists by job, in the order of submission.
         self.share: list[int] = served.given[self.rows].tolist()
         self._most: list[int] = most.tolist()
         self._curve: list[int] = jobs.curve[self.rows].tolist()
@@ -213,7 +216,7 @@ class _Line:
         self._bar: list[float] = ((then - now) / now).tolist()
         self._speedup = jobs.curves.speedup
         self._block: list[int] = [0] * len(order)  # the block of each job
-        # By block.
+        # Lists by block.
         keys: list[_Key] = list(zip(length[order].tolist(), order.tolist(), strict=True))
         self._blocks = [keys[begin : begin + BLOCK] for begin in range(0, len(keys), BLOCK)]
         self._first = [block[0] for block in self._blocks[1:]]  # a smaller key belongs to an earlier block
@@ -243,9 +246,9 @@ class _Line:
         return True
 
     def _put(self, job: int, length: float, gain: float, bar: float) -> bool:
-        """Put the top job back with another length, gain and bar.
+        """Insert the former top job again, with its new length, gain and bar.
 
-        Return whether it displaces records, so that those behind it are already found.
+        Return whether the job takes the place of records. Then the records behind it have been found again, too.
         """
         key = length, job
         at = self._block[job] = bisect(self._first, key, 0, self._block[job])

@@ -43,7 +43,7 @@ def no_shares(jobs: JobTable) -> Ints:
     return np.zeros(len(jobs), dtype=np.int64)
 
 
-Gain = Callable[[int, float, float], float]  # row, throughput now and with one GPU more; 0 or less: no gain
+Gain = Callable[[int, float, float], float]  # gain by row, throughput now, and throughput with one GPU more
 
 
 def relative_gain(row: int, now: float, then: float) -> float:
@@ -88,8 +88,7 @@ def grow(jobs: JobTable, given: Ints, gpus: int, gain: Gain, among: Ints | None 
 def waits_for(
     wanted: int, free: int, gpus: int, what: str = "left by jobs that go first", taken: Taken = Taken.GIVEN
 ) -> Reason:
-    """Return the reason of a job that waits for `wanted` GPUs: `free` of the `gpus` offered to the policy are not
-    `taken`."""
+    """Return the reason of a job that waits for `wanted` GPUs, while `free` of the policy's `gpus` are not `taken`."""
     lack = Lack(wanted, what, taken)
     if wanted > gpus:
         text = f"needs {gpu_count(wanted)}, the cluster has {gpus} that this policy may give"

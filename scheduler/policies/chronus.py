@@ -33,7 +33,7 @@ from .base import Shares, no_shares, waits_for
 from .reviews import EARLY_S, LATE_S
 
 MARKS = 16  # spans of leases in the program
-NODES = 200  # most nodes of the solver's tree: a limit that does not depend on the machine
+NODES = 200  # limit of nodes in the solver's tree, as a time limit would depend on the machine
 GAP = 0.01  # relative distance from the optimum at which the solver may stop
 
 

@@ -168,7 +168,7 @@ class _Division:
 
     @cached_property
     def room(self) -> int:
-        """GPUs that the minimums leave."""
+        """Number of GPUs beyond the minimums of the jobs."""
         return self.gpus - int(self.jobs.min_gpus[self.rows].sum())
 
     @cached_property
@@ -201,8 +201,10 @@ class _Division:
         return free_after(self._left_s, self.given[self.rows], self.idle, int(self.jobs.min_gpus[row]))
 
     def longer_s(self, without: _Division) -> float:
-        """Return by how many seconds the sum of the times to the end grows if the last job of `rows` starts now beside
-        the jobs of `without`, rather than waits for its minimum."""
+        """Return by how many seconds the sum of the times to the end grows if the last job of `rows` starts now.
+
+        It starts beside the jobs of `without`; otherwise it would wait for its minimum.
+        """
         jobs, row = self.jobs, int(self.rows[-1])
         wait_s, free = without._free_after(row)
         share = min(free, int(jobs.max_gpus[row]), jobs.curves.most)

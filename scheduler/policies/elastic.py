@@ -51,7 +51,7 @@ from .waiting_worth import Curve, Recursion, with_minimum
 
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
 FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is undiminished
-LOOKED_AT = 1.5  # jobs per GPU: jobs that end later get none, and only their number counts
+LOOKED_AT = 1.5  # examined jobs per GPU: jobs that end later get no GPU, and only their number counts
 LEAST_REVIEW_S = 10.0  # least time between two reviews: a queue of new jobs would cause thousands of decisions
 
 
@@ -87,7 +87,7 @@ class Elastic:
         self._recursion = Recursion()
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
-        if jobs.most_needed <= gpus:  # the usual case: the pipeline passes a policy no other jobs
+        if jobs.most_needed <= gpus:  # the usual case: the pipeline passes only such jobs to a policy
             given, free, after_s = self._divide(jobs, gpus)
         else:
             fitting = (jobs.min_gpus <= gpus).nonzero()[0]
@@ -222,8 +222,7 @@ def _kind(curves: Curves, number: int, least: int, most: int) -> _Kind:
 
 
 def _pace(jobs: JobTable, share: float) -> Floats:
-    """Return the time that a unit of each job's work takes with `share` GPUs, or the GPUs that it can use, relative to
-    one GPU."""
+    """Return each job's time per unit of work with `share` GPUs within its range, relative to one GPU."""
     everybody = slice(None)
     if share <= 1:
         return np.asarray(1.0 / jobs.hull(everybody, jobs.min_gpus))
@@ -249,8 +248,7 @@ def _soonest(ends_after_s: Floats) -> Floats:
 
 
 def _review_after_s(jobs: JobTable, given: Ints, more_s: Floats) -> float:
-    """Return the seconds until a running job has done so much that more is known of its length; that matters only while
-    others wait."""
+    """Return the seconds until a running job's progress changes the estimate of its length; inf if no job waits."""
     running = given.nonzero()[0]
     if len(running) == len(jobs) or not len(running):
         return math.inf

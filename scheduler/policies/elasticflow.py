@@ -1,8 +1,8 @@
 """`elasticflow`: promised deadlines are kept, and the remaining GPUs go where they save most (ElasticFlow 4).
 
 `scheduler.deadlines` has the algorithms. This policy plans from the beginning at each decision, from the work that is
-really left and the GPUs that are really present. So pauses, faults and wrong forecasts are taken into account as soon
-as they are visible.
+really left and the GPUs that are really present. So each decision accounts for pauses, faults and wrong forecasts that
+have become visible.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Elasticflow:
 
 
 class _Reasons:
-    """Why a job has less than it could use."""
+    """Reasons why jobs have fewer GPUs than they could use."""
 
     def __init__(
         self,

@@ -114,7 +114,7 @@ def _untold_s(ended: Ended, requested_gpus: Ints, done_s: Floats) -> tuple[Float
 
 
 def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Floats]:
-    """Return as `left_s`, for jobs that have reported their lengths."""
+    """Return the result of `left_s` for jobs that have reported their lengths."""
     part, at = np.zeros(len(told_s)), np.zeros(len(told_s), dtype=np.int64)
     begun = done_s.nonzero()[0]
     part[begun] = done_s[begun] / np.maximum(told_s[begun], 1e-9)
@@ -137,7 +137,7 @@ def _told_s(ended: Ended, told_s: Floats, done_s: Floats) -> tuple[Floats, Float
 
 
 def _doubtful_s(ends_in: Ints, at: Ints, part: Floats, told_s: Floats, done_s: Floats) -> tuple[Floats, Floats]:
-    """Return as `_told_s`, for jobs with values that differ from the report.
+    """Return the result of `_told_s` for jobs whose estimates differ from their reports.
 
     `at`: the jobs' present bins; `ends_in`: the bins where they end.
     """

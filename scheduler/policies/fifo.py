@@ -37,8 +37,7 @@ class Fifo:
 
 @dataclass
 class InOrder:
-    """Shares, the rows that have some, and the first row that has none and would fit into the empty cluster (None: no
-    such row)."""
+    """Shares, the rows with a share, and the first waiting row that would fit into the empty cluster, or None."""
 
     given: Ints
     rows: Ints

@@ -82,7 +82,7 @@ class Gandiva:
             return found(jobs, first + rest, fitting, gpus)
         want = jobs.requested_gpus
         given, fits = no_shares(jobs), want <= gpus
-        waited = jobs.waiting_since_s < since_s  # never true of running jobs: theirs is nan
+        waited = jobs.waiting_since_s < since_s  # False for running jobs, whose value is nan
         free = hand_out(given, gpus, jobs.waiting_since_s, want, np.flatnonzero(fits & waited))
         keys, _ = _LeastRun(self.parameters.slice_s).ranks(jobs, slice(None), now)
         free = hand_out(given, free, keys, want, np.flatnonzero(fits & ~waited & (want <= free)))

@@ -56,7 +56,7 @@ def minimums(jobs: JobTable, gpus: int) -> tuple[Ints, int]:
     least = jobs.min_gpus
     begin = 0
     while free and begin < len(jobs):
-        total = np.cumsum(least[begin : begin + free])  # no more jobs than this can fit
+        total = np.cumsum(least[begin : begin + free])  # at most `free` jobs fit
         fits = int(np.searchsorted(total, free, side="right"))
         given[begin : begin + fits] = least[begin : begin + fits]
         free -= int(total[fits - 1]) if fits else 0

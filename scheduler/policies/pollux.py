@@ -74,7 +74,7 @@ class Pollux:
 
     name = "pollux"
     needs_lengths = False
-    chooses_batch = True  # where the goodput with other batch sizes is known (`simulator.assign`)
+    chooses_batch = True  # the policy chooses batch sizes if the goodput with them is known (`simulator.assign`)
     Parameters = PolluxParameters
 
     def __init__(self, parameters: PolluxParameters) -> None:

@@ -28,7 +28,7 @@ from ..arrays import Floats, Ints
 
 Values = Floats  # of one job: the value of 0, 1, 2 ... GPUs; -inf: not possible. 0 GPUs are always possible
 
-FLOOR = 1e-3  # added to every speedup, so that zero GPUs have a finite value (as in Pollux' simulator)
+FLOOR = 1e-3  # added to every speedup, so that 0 GPUs have a finite value (as in Pollux' simulator)
 ANY = 2**31  # GPUs: more than any job can have
 ROUNDING = 1e-12  # sums that differ by a smaller relative amount are equal
 

@@ -1,8 +1,8 @@
 """Tolerances of the time at which a policy asks for its next call (`Shares.review_s`).
 
-The time is met only nearly: a controller comes to it some milliseconds later, and sums of times are rounded. Policies
-with turns must recognise a finished turn as finished. They must not take a turn that has begun only by that delay for
-one in progress.
+A policy is not called exactly at this time: a controller is some milliseconds late, and sums of times are rounded.
+Policies with turns must nevertheless recognise that a turn is over, and must not count a turn that has begun only
+because of that delay as one in progress.
 """
 
 from __future__ import annotations

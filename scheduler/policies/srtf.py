@@ -30,7 +30,7 @@ class Srtf:
     needs_lengths = True
     Parameters = RemainingParameters
     altruistic = False
-    service = False  # whether keys count GPU-seconds instead of seconds
+    service = False  # True: jobs are ordered by GPU-seconds instead of seconds
 
     def __init__(self, parameters: RemainingParameters) -> None:
         self.parameters = parameters

@@ -114,7 +114,7 @@ def shared_times_s(jobs: JobTable, share: Ints, now: float) -> Floats:
 def isolated_times_s(jobs: JobTable, gpus: int) -> Floats:
     """Return the time that each job would take with its isolated share, in seconds: the denominator of rho."""
     fair = gpus / max(len(jobs), 1)
-    # Curves begin with 0 and 1: a fraction of one GPU gives the same fraction of its throughput on every curve.
+    # Every curve begins with 0 and 1, so a fraction of a GPU gives the same fraction of its throughput.
     isolated = (
         fair if fair <= 1 <= jobs.curves.most else _speedup(jobs.curves, np.minimum(fair, jobs.max_gpus), jobs.curve)
     )
@@ -122,7 +122,7 @@ def isolated_times_s(jobs: JobTable, gpus: int) -> Floats:
 
 
 def _worked_s(jobs: JobTable) -> Floats:
-    """Return the time that one GPU would have taken for the work that each job has done, in seconds."""
+    """Return the seconds that one GPU would have taken for the work done so far, by job."""
     worked_s = np.zeros(len(jobs))
     ran = jobs.executed_s.nonzero()[0]
     executed_s = jobs.executed_s[ran]
@@ -133,7 +133,7 @@ def _worked_s(jobs: JobTable) -> Floats:
 
 def _speedup(curves: Curves, share: Floats, curve: Ints) -> Floats:
     """Return T / T(1) of these curves with shares that may lie between whole GPUs."""
-    most, speedup = curves.most, curves.speedup.ravel()  # the curves follow each other
+    most, speedup = curves.most, curves.speedup.ravel()  # all curves one after the other in one array
     share = np.minimum(share, most)
     below = share.astype(np.int64)  # rounds down
     place = curve * (most + 1) + below

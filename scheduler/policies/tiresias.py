@@ -34,8 +34,8 @@ from ..view import JobTable, Reason
 from .base import Shares, grow, relative_gain, waits_for
 from .reviews import EARLY_S
 
-QUEUE_S = 1e10  # distance between the keys of two queues; several times more than any Unix time
-CAME_S = 0.1  # a running job that reached its queue's entry service no longer ago has just come down into the queue
+QUEUE_S = 1e10  # distance between the keys of two queues; several times any Unix time, so that queues do not overlap
+CAME_S = 0.1  # a job that reached its queue's entry service at most this long ago has just entered the queue
 ROUNDING_GPU_S = 1.0  # a job with so little left of its queue's service has finished it
 
 
@@ -144,7 +144,7 @@ class ElasticTiresias(TiresiasL):
 
 @dataclass(frozen=True)
 class ByService:
-    """Order by queue, and in each queue by the place there.
+    """Order of jobs by queue, and within a queue by their places.
 
     `halved`: jobs outside the first queue ask for half, but at least for their minimum.
     """
@@ -215,7 +215,7 @@ class _Queues:
         since_s = np.where(runs, self._now, self._waiting_since_s)
         if self._promotion is not None:
             just_came &= ~self._promoted
-            promoted_s = self._submitted_s + (1 + self._promotion) * self._executed_s  # when its waiting sufficed
+            promoted_s = self._submitted_s + (1 + self._promotion) * self._executed_s  # it had waited long enough
             since_s = np.where(self._promoted & ~runs, promoted_s, since_s)
         place = np.where(runs & ~just_came, -QUEUE_S / 4, since_s)
         return np.asarray(self.queue * QUEUE_S + place, dtype=np.float64)

@@ -37,9 +37,9 @@ Curve = Sequence[float]  # throughput with 0, 1, 2 ... GPUs relative to one, con
 # To save time, jobs that end after each other count as ending together: at most one for each LATER_PER_JOB jobs that
 # end later, and one for each GPUS_PER_JOB GPUs. Those of them with the same curve are then worth the same.
 LATER_PER_JOB, GPUS_PER_JOB = 32, 8
-REMEMBERED = 2**18  # numbers of earlier calls to remember
-CURVES = 1000  # curves with remembered gains per GPU
-FEW = 8  # so few values are inserted into a sorted list faster than by sorting again
+REMEMBERED = 2**18  # limit of numbers cached from earlier calls
+CURVES = 1000  # limit of curves with cached gains per GPU
+FEW = 8  # up to so many values, insertion into a sorted list is faster than sorting
 
 
 class _Together(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class Recursion:
         ] = {}  # by the identity of a curve: the curve, and its gain by each GPU
 
     def worths(self, curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1) -> list[float]:
-        """Return as the function `worths`."""
+        """Return the result of the function `worths`."""
         key = gpus, behind, copies
         known = self._known.pop(key, None) or []
         self._known[key] = known

@@ -1,7 +1,7 @@
-"""CSV tables from outside, plain or gzip'd: columns by name, and errors with file, line, column and reason.
+"""CSV tables of users, plain or gzip'd: columns by name, and errors with file, line, column and reason.
 
-Whole columns are converted at once, since traces have tens of thousands of rows. The wrong line is searched only after
-an error.
+Whole columns are converted at once, since traces have tens of thousands of rows. Only after an error the wrong line is
+searched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GZIP = b"\x1f\x8b"
 TAR, TAR_AT = b"ustar", 257
 NEWLINE = "\n"
 MOST_BYTES = 1 << 30  # of an unpacked table
-MOST = 1e15  # no meaningful time, size or number is larger
+MOST = 1e15  # limit of values: no meaningful time, size or number is larger
 
 
 @dataclass(frozen=True)

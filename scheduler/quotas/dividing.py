@@ -1,4 +1,4 @@
-"""Quotas beside any policy that may change shares at any time (ElasticFlow 4.4). Pure.
+"""Quotas under any policy that may change shares at any time (ElasticFlow 4.4). Pure.
 
 The policy divides the GPUs as if there were no quotas. A user or a group is a tenant. A tenant may get less than its
 guarantee although it could use more, or more than its limit. Then each tenant gets GPUs of each part (`parts`;

@@ -117,7 +117,7 @@ def dues(groups: Sequence[Group], sizes: Sequence[int], claimed: Mapping[str, Cl
     """
     flow = Flow(groups, sizes)
     most = {name: alone(groups, sizes, name, claim.entitled).has.get(name, 0) for name, claim in claimed.items()}
-    if len(sizes) == 1:  # at once, where one by one gives at least as many: each tenant is at most one GPU ahead
+    if len(sizes) == 1:  # give many GPUs at once where one by one gives as many: a tenant is at most one GPU ahead
         total = sum(most.values())
         sure = total if total <= sizes[0] else max(0, sizes[0] - len(most))
         for name, own in most.items():
@@ -146,7 +146,7 @@ def raise_to(flow: Flow, claimed: Mapping[str, Claim], has: Mapping[str, int]) -
 
 
 def alone(groups: Sequence[Group], sizes: Sequence[int], tenant: str, most: int) -> Flow:
-    """Return the GPUs, up to `most`, that a tenant could use if it was alone."""
+    """Return the GPUs, up to `most`, that a tenant could use if it were alone."""
     flow = Flow([group for group in groups if group.tenant == tenant], sizes)
     while flow.has and (more := most - flow.has[tenant]) > 0 and flow.raise_(tenant, more):
         pass

@@ -1,4 +1,4 @@
-"""GPUs that are given for good: to fixed gangs, and to the head of the queue for which GPUs are held. Pure.
+"""GPUs that are given until a job ends: to gangs, and to the head of the queue for which GPUs are held. Pure.
 
 A tenant that lends idle GPUs to an elastic job gets them back within a step. A gang keeps its first GPUs until it ends,
 and its end is not known. So gangs do not borrow: after one has begun, every tenant can still get its guarantee if all
@@ -8,7 +8,7 @@ other jobs shrink. With g the guarantee of a tenant, and f the GPUs of its gangs
 
 A gang begins if that holds with the gang included, or if the gang stays within its own tenant's guarantee. Guarantees
 count from the time that they are made, also those of users without jobs. A gang with a range of GPUs begins with no
-more than that leaves.
+more GPUs than this condition allows.
 """
 
 from __future__ import annotations
