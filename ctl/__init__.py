@@ -1,3 +1,4 @@
-"""`elasticctl`: one file per noun, a client, renderers. Heavy modules are imported only when needed, so that commands
-start fast.
+"""The command `elasticctl`: one module per noun, a client of the controller, and renderers.
+
+Heavy modules are imported only when needed, so that commands start fast.
 """

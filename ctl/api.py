@@ -35,7 +35,7 @@ WITHIN_S = 600.0
 
 
 class Cluster:
-    """A connection to a cluster; a context manager, which closes it. Calls of one object belong into one thread.
+    """Connection to a cluster; a context manager that closes it. An object serves one thread.
 
     `controller`, `key`, `directory`: as the options of `elasticctl`, which finds the cluster in the same way without
     them. `within_s`: the longest wait of a call.
@@ -64,7 +64,7 @@ class Cluster:
         self._context.close()
 
     def job(self, job: str) -> JobView:
-        """Return all that is known of a job."""
+        """Return the full view of a job."""
         return self._context.job(job)
 
     def scale_out(self, job: str, gpus: int = 1) -> JobView:
@@ -85,7 +85,7 @@ class Cluster:
     def scale(self, job: str, gpus: int | None) -> JobView:
         """Set a job's share (Elan Table III, Request-Adjustment); None: the policy decides again.
 
-        Returns the job when it trains so; with fewer GPUs than asked for if no more can be had now.
+        Returns the job once it trains with this share, or with fewer GPUs if no more are available now.
         """
         order = self._context.ask(Scale(job=job, share=gpus), Scaled, DECIDED_WITHIN_S)
         after = "; the order stands"
@@ -99,7 +99,7 @@ class Cluster:
             waiting.pause(view.reason)
 
     def profile(self, job: str, least: int | None = None, most: int | None = None) -> dict[int, float]:
-        """Measure a job with `least` to `most` of its GPUs (EDL Table 1, profile); default: with ever halved shares.
+        """Measure a job with `least` to `most` of its GPUs (EDL Table 1, profile); default: half, a quarter, and so on.
 
         Returns the steps per second by number of GPUs, as far as they are measured. The job trains on meanwhile.
         """

@@ -1,7 +1,7 @@
-"""Arrays: jobs that are submitted together, of one specification with other indices, or with other values of a sweep.
+"""Arrays: jobs of one specification that are submitted together, each with its index, or with values of a sweep.
 
-The command and the variables of a job may have `{index}`, and the names of a sweep, such as `{lr}`. Braces after a dollar sign
-are the shell's, and stay as they are.
+The command and the environment variables of a job may contain `{index}`, and names of a sweep, such as `{lr}`. Braces
+after a dollar sign belong to the shell, and stay as they are.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _GLOB = re.compile(r"[*?\[]")
 class Array:
     """The elements to submit. `values`: by index, the values of a sweep."""
 
-    text: str  # as Slurm writes it: 0-99%8
+    text: str  # the indices in Slurm's notation: 0-99%8
     indices: tuple[int, ...]
     most: int | None = None
     values: tuple[Mapping[str, str], ...] = ()
 
     def elements(self, spec: JobSpec) -> Iterator[JobSpec]:
-        """Yield the jobs. Raises UserError if the command names a value that there is not."""
+        """Yield the jobs. Raises UserError if the command names an unknown value."""
         identity = secrets.token_hex(8)
         for index in self.indices:
             values = dict(self.values[index]) if self.values else {}
@@ -75,7 +75,7 @@ class Array:
 
 
 def wanted(where: str, array: str | None, where_sweep: str, sweep: Any) -> Array | None:
-    """Return the array of `--array 0-99%8` and of the lists of a sweep, of which it has the product; None: neither is given.
+    """Return the array of `--array 0-99%8`, or of all combinations of a sweep's lists; None: neither is given.
 
     Raises UserError naming `where` or `where_sweep`.
     """
@@ -100,7 +100,7 @@ def wanted(where: str, array: str | None, where_sweep: str, sweep: Any) -> Array
 
 def sweep_of(file: Path) -> Any:
     """Return the lists of a sweep's file. Raises UserError."""
-    from ..runtime.config import load_yaml  # which `status` does not need
+    from ..runtime.config import load_yaml  # imported here, since `status` does not need it
 
     return load_yaml(file, UserError)
 
@@ -149,7 +149,7 @@ def _filled(text: str, names: Mapping[str, str]) -> str:
 
 
 def unused(spec: JobSpec, array: Array) -> str:
-    """Return a sentence if the jobs of an array would all do the same; "" if something of the array is used."""
+    """Return a warning if all jobs of an array would do the same; "" if they use the index or a value of the sweep."""
     names = {"index", *(array.values[0] if array.values else ())}
     texts = (*spec.command, *spec.env.values())
     if any(f"{{{name}}}" in text for name in names for text in texts) or any(INDEX in text for text in texts):
@@ -167,7 +167,7 @@ def title(element: ArrayElement) -> str:
 
 
 def folded(jobs: Sequence[JobView]) -> list[JobView]:
-    """Return the jobs with one row for each array, where its first element stands."""
+    """Return the jobs with one row for each array, at the place of its first element."""
     arrays: dict[str, list[JobView]] = {}
     for job in jobs:
         if job.spec.array is not None:
@@ -219,9 +219,10 @@ _ACTIVE = (JobPhase.RUNNING, JobPhase.STARTING)
 
 
 def meant(shared: Context, names: Sequence[str], mine: bool = True) -> list[str]:
-    """Return the jobs that these words name: an array's name stands for its unfinished jobs, and 'sweep-*' for those that match.
+    """Return the jobs that these words name.
 
-    Words that are neither are left as they are. Raises UserError if no job matches a pattern.
+    An array's name means its unfinished jobs, a pattern (sweep-*) all matches; other words are returned unchanged.
+    Raises UserError if no job matches a pattern.
     """
     found: list[str] = []
     views: Sequence[JobView] | None = None
@@ -239,8 +240,9 @@ def meant(shared: Context, names: Sequence[str], mine: bool = True) -> list[str]
 
 
 def awaited(shared: Context, after: Sequence[After]) -> tuple[After, ...]:
-    """Return the jobs to wait for; an array's name stands for all jobs of the newest array of that name, also those that are
-    over.
+    """Return the jobs to wait for.
+
+    An array's name means all jobs of the newest array of that name, ended ones included.
     """
     found: list[After] = []
     for each in after:

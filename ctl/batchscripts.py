@@ -1,7 +1,7 @@
 """Batch scripts: `submit job.sh` reads the options that the script states in comments, as sbatch does.
 
-`#ELASTICCTL` lines have the options of `submit`. Of `#SBATCH` lines those are read that mean the same here; each other one is
-named in a note. As for sbatch, lines count before the first command, and the command line has precedence.
+`#ELASTICCTL` lines have the options of `submit`. `#SBATCH` options that mean the same here are applied, and all others
+are named in a note. As with sbatch, only lines before the first command count, and the command line takes precedence.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ OTHERS = re.compile(r"#(?:PBS|BSUB|\$)[ \t]+-")
 NAME_CHARACTERS = re.compile(r"[^a-z0-9]+")
 SLURM_TIME = re.compile(r"(?:(?P<d>\d+)-(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?|(?P<rest>\d+(?::\d+){0,2}))")
 GRES = re.compile(r"gpu(?::(?P<type>[A-Za-z][\w.-]*))?(?::(?P<count>\d+))?")
-SLURM_MEMORY = re.compile(r"(?P<count>[1-9][0-9]{0,8})(?P<unit>[KMGT])?")  # 0 means all of a server's
+SLURM_MEMORY = re.compile(r"(?P<count>[1-9][0-9]{0,8})(?P<unit>[KMGT])?")  # 0, all memory of a server, is not read
 SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?(?:USR1|10)(?:@(?P<seconds>\d+))?")
-WARN_DEFAULT_S = 60  # of --signal without a time
+WARN_DEFAULT_S = 60  # default time of --signal, as in Slurm
 SHORT = {
     "-J": "job-name",
     "-t": "time",
@@ -42,7 +42,7 @@ SHORT = {
     "-w": "nodelist",
     "-x": "exclude",
 }
-# Why an option of Slurm is not read, or what there is for it.
+# Options of Slurm that are not applied: the reason, or the replacement.
 REASONS = {
     "account": "there are no accounts",
     "chdir": "the job runs where it is submitted",
@@ -71,7 +71,7 @@ VARIABLES = {
     "SLURM_NNODES": "NNODES",
     "SLURM_JOB_NUM_NODES": "NNODES",
 }
-ALIKE = {"nodes", "ntasks", "ntasks-per-node"}  # with the value 1 they say what holds anyway
+ALIKE = {"nodes", "ntasks", "ntasks-per-node"}  # the value 1 is the default here
 
 
 @dataclass
@@ -84,9 +84,7 @@ class Script:
 
 
 def script_of(path: Path) -> Script | None:
-    """Return the batch script in a file; None: the file is not one, as it does not begin with #!. Raises UserError for options
-    that cannot be read.
-    """
+    """Return the batch script in a file; None if it does not begin with #!. Raises UserError for wrong options."""
     try:
         with path.open("rb") as file:
             text = file.read(HEAD_BYTES).decode(errors="replace")
@@ -144,7 +142,7 @@ def _words(where: str, text: str) -> list[str]:
 
 
 def _pairs(where: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options of an #SBATCH line by their long names, with their values; "": none."""
+    """Yield the options of an #SBATCH line: long name, and value or ""."""
     left = list(words)
     while left:
         word = left.pop(0)
@@ -161,14 +159,14 @@ def _pairs(where: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _translated(slurm: dict[str, str], notes: list[str]) -> list[str]:
-    """Return the options of `submit` that mean the same, and note each that has none."""
+    """Return the corresponding options of `submit`; options without one get a note."""
     left = dict(slurm)
     found = [*_gpus(left), *_amounts(left)]
     for name, translate in _SAME.items():
         if name in left and (words := translate(left[name])):
             del left[name]
             found += words
-    found += ["--processes", "per-server"]  # once, and not for each GPU
+    found += ["--processes", "per-server"]  # the script runs once per server, not once per GPU
     for name, value in left.items():
         if name in ALIKE and value == "1":
             continue

@@ -1,8 +1,8 @@
 """Execution of work that may hang or crash: each piece in a process of its own, with a time limit.
 
 A file system without its server, a name service or a driver may hold a call for ever, and no signal ends a process that
-waits in the kernel. So this process does no such work itself: a child does it, sends the result through a pipe, and is
-left behind if it does not end. The child leads a process group of its own, so that its children end with it. A library
+waits in the kernel. So a child process does such work, sends the result through a pipe, and is abandoned if
+it does not end. The child leads a process group of its own, so that its children end with it. A library
 that crashes takes only the child with it.
 """
 
@@ -28,7 +28,7 @@ REAPED_WITHIN_S = 0.5
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work. `do` returns a value that msgspec can encode; it cannot change this process."""
+    """A piece of work. `do` runs in a child process, and returns a value that msgspec can encode."""
 
     do: Callable[[], Any]
     limit_s: float
@@ -81,7 +81,10 @@ class _Child:
 
 
 def in_order(works: Sequence[Work]) -> Iterator[Done]:
-    """Yield the outcome of each piece of work, in order, as soon as all earlier ones are done. Several run at once."""
+    """Yield the outcomes in the order of `works`, each as soon as it and all earlier ones are known.
+
+    Several run at once.
+    """
     waiting = list(enumerate(works))[::-1]
     running: dict[int, _Child] = {}
     finished: dict[int, Done] = {}
@@ -106,7 +109,7 @@ def one(do: Callable[[], Any], limit_s: float) -> Done:
 
 
 def here(do: Callable[[], Any]) -> Done:
-    """Return the outcome of work done in this process, and so without a limit."""
+    """Do the work in this process, without a time limit, and return its outcome."""
     try:
         return Done(answer=do())
     except Exception as problem:
@@ -144,7 +147,7 @@ def _work(work: Work, reading: int, writing: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.close(reading)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # a library's complaints must not disturb the screen
+        for descriptor in (0, 1, 2):  # a library's error messages must not disturb the screen
             os.dup2(nothing, descriptor)
         try:
             answer, error = work.do(), ""
@@ -159,7 +162,7 @@ def _work(work: Work, reading: int, writing: int) -> None:
 
 
 def _reap(pid: int) -> int | None:
-    """Return the child's status; None: it does not end, and is left behind."""
+    """Return the child's exit status; None: the child does not end, and is abandoned."""
     until = time.monotonic() + REAPED_WITHIN_S
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""The jobs that a command is for: those that are named, also by a pattern or by their array, or all of the caller's (`--all`)."""
+"""Choice of the jobs that a command acts on: named jobs, patterns, arrays, or all jobs of the caller (`--all`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .completion import words
 from .context import Context, agreed, say
 
 STATES = {"pending": (JobPhase.PENDING,), "running": (JobPhase.STARTING, JobPhase.RUNNING)}
-SHOWN = 8  # jobs that the question names
+SHOWN = 8  # jobs that the question before the command names
 
 ALL = typer.Option("--all", help="All jobs that you have submitted; asks first.", show_default=False)
 STATE = typer.Option(
@@ -36,8 +36,10 @@ def chosen(
     yes: bool,
     concerns: Callable[[JobView], bool] = lambda view: True,
 ) -> list[str]:
-    """Return the names of the jobs. `act`: the command. `concerns`: whether it does anything to a job. Raises UserError where it
-    is not clear which jobs are meant, and RequestRefused where the user at the terminal does not agree.
+    """Return the names of the jobs.
+
+    `act`: the command. `concerns`: whether the command has an effect on a job. Raises UserError where it is not clear
+    which jobs are meant, and RequestRefused where the user at the terminal does not agree.
     """
     if state is not None and (not everything or state not in STATES):
         raise UserError(f"--state {state}: goes with --all, and is one of {', '.join(STATES)}")

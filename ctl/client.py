@@ -49,7 +49,7 @@ from .endpoints import Memory
 if TYPE_CHECKING:
     from ..runtime.keys import KeyFile
 
-FIRST_PAUSE_S = 0.05  # after all controllers have reported that they do not lead; then twice as long each time
+FIRST_PAUSE_S = 0.05  # pause if no controller leads; doubled each time
 
 Diagnosis: TypeAlias = Callable[[str, bool], str | None]
 
@@ -67,7 +67,7 @@ class _Line:
     refusals: transport.Socket
     unheard: bool = False  # a handshake has failed, and the controller has given no reason
     refused: str = ""  # why the controller refuses this client
-    standby: str = ""  # a standby's statement about the leader, in place of an answer
+    standby: str = ""  # a standby's statement that names the leader
 
     @property
     def outcome(self) -> str:
@@ -90,8 +90,8 @@ class Client:
         """`address`: the controller's address, or several addresses with commas between them. Raises UserError if one
         is malformed, or needs a key that is missing. A missing listener shows only at a request.
 
-        `diagnosis`: returns the reason of a silence at an address, or None if it finds none; called at the start and
-        when the time is up. `memory`: a directory that records which controller answered last.
+        `diagnosis`: returns the reason why no controller answers at an address, or None; called at the start and when
+        the time is up. `memory`: a directory that records which controller answered last.
         """
         self._key = key
         self._diagnosis = diagnosis or (lambda address, late: None)
@@ -101,7 +101,7 @@ class Client:
         self._poller = zmq.Poller()
         self._lines: list[_Line] = []
         self._noted = False
-        self._doubt = ""  # why the controller cannot tell whether the present request is recorded
+        self._doubt = ""  # why the controller does not know whether the present request is recorded
         try:
             for each in self._addresses(address):
                 self._lines.append(self._connected(each))
@@ -205,8 +205,9 @@ class Client:
         )
 
     def jobs(self, request: GetJobs | GetEnded, most: int | None = None) -> Jobs:
-        """Return all pages from `request` on as one page; with `most`, at most so many jobs, and `next` says where the
-        others begin.
+        """Return all pages from `request` on as one page.
+
+        `most`: the page has at most so many jobs, and its `next` points at the rest.
         """
         found: list[JobView] = []
         while True:
@@ -220,9 +221,8 @@ class Client:
             request = msgspec.structs.replace(request, after=page.next)
 
     def ended(self, request: GetEnded, most: int | None = None) -> Iterator[JobView]:
-        """Yield finished jobs from `request` on; pages are requested as needed. most: number of jobs that probably
-        suffices.
-        """
+        """Yield finished jobs from `request` on; pages are requested as needed. most: number of jobs that the
+        caller probably needs."""
         limit = request.limit if most is None else min(request.limit, most + 1)
         while True:
             page = self.ask(msgspec.structs.replace(request, limit=limit))

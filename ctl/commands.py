@@ -40,7 +40,7 @@ WRAPPERS = {
 }
 OPTIONS_WITH_MODULE = re.compile(r"-[bBdEiIOPqsSuvx]*m")  # of Python, which takes `-um` for `-u -m`
 OPTIONS_WITH_CODE = re.compile(r"-[bBdEiIOPqsSuvx]*c.*", re.DOTALL)
-SHELLS_OWN = ("cd", "source", ".", "export", "ulimit", "module")  # words that only a shell knows
+SHELLS_OWN = ("cd", "source", ".", "export", "ulimit", "module")  # commands built into shells
 BATCH_LINE = re.compile(rb"^#(?:ELASTICCTL|SBATCH|PBS|BSUB|\$)[ \t]+-.*$", re.MULTILINE)
 BATCH_HEAD_BYTES = 16384
 MPI = ("mpirun", "mpiexec", "horovodrun", "srun")  # these start processes on other servers by themselves
@@ -89,7 +89,7 @@ def look_at(command: Sequence[str]) -> Command:
 
 
 def _unwrapped(command: Sequence[str]) -> list[str]:
-    """Return the words from the wrapped program on; none where a wrapper changes the directory."""
+    """Return the words from the wrapped program on; none if a wrapper changes the working directory."""
     words = list(command)
     while words and (wrapper := Path(words[0]).name) in WRAPPERS:
         words = words[1:]
@@ -150,7 +150,7 @@ def copies(command: Sequence[str], gpus: GpuRange, workdir: Path, env: Mapping[s
 
 
 def lacks(command: Sequence[str], workdir: Path, env: Mapping[str, str], here: bool = True) -> str:
-    """Return which modules that a script needs its interpreter lacks, in a sentence; empty: none known.
+    """Return a sentence about modules that a script needs and its interpreter lacks; "": none are known.
 
     here: the job runs on this machine.
     """
@@ -190,7 +190,7 @@ def _finds_elsewhere(command: Sequence[str], script: Path) -> bool:
 
 
 def unknown_program(program: str) -> str:
-    """Return a hint for a program that does not exist, from the use for which its name is known."""
+    """Return a hint for a program that does not exist, if its name is a common one, such as of a launcher."""
     if program in SHELLS_OWN:
         return ": it is a shell's own word; write bash -c '...' around the whole line"
     if re.fullmatch(r"[A-Za-z_]\w*=.*", program, re.DOTALL):
@@ -208,7 +208,7 @@ def unknown_program(program: str) -> str:
 def gpus_for(command: Sequence[str], gpus: WantedGpus, told: bool) -> WantedGpus:
     """Return the GPUs that a launcher's own options require. `told`: the user has chosen the number.
 
-    Launchers other than torchrun know of no other server unless configured, so their GPUs are all on one server.
+    Launchers other than torchrun use one server unless configured otherwise, so their GPUs are all on one server.
     """
     found, low, high = look_at(command), gpus.range.min, gpus.range.max
     if gpus.per_server is not None or (not found.launcher and not mpi(command)):
@@ -297,7 +297,7 @@ def imports(script: Path, surely: bool = False) -> frozenset[str]:
 
 
 def missing(found: Command, modules: Sequence[str], workdir: Path, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return which of `modules` the interpreter of a script does not find; none where it does not answer in time."""
+    """Return those of `modules` that a script's interpreter does not find; none if it does not answer in time."""
     interpreter = found.interpreter
     program = str(workdir / interpreter) if os.sep in interpreter else shutil.which(interpreter, path=env.get("PATH"))
     if not program or not modules:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHOWN = ("avg-jct", "p99", "max", "slowdown", "changes")
-MOST_NAMED = 8  # users or accounts in a line
-SHOWN_BY = ("gpu-h", "avg-jct", "p99", "unfairness")  # by user or account
+MOST_NAMED = 8  # most users or accounts named in a line
+SHOWN_BY = ("gpu-h", "avg-jct", "p99", "unfairness")  # default columns with --by
 WORDS = {
     "tells": "told lengths",
     "gpus": "GPUs",
@@ -28,7 +28,7 @@ WORDS = {
     "users": "the table of users",
     "account": "the column of accounts",
 }
-ABSENT = {"tells": "those of the trace", "where": "all rows"}  # in place of "none"
+ABSENT = {"tells": "those of the trace", "where": "all rows"}  # words for an absent input, in place of "none"
 RESULTS = ("policies", "interval_95", "by_seed", "seeds", "own_stages", "by")
 
 
@@ -125,13 +125,13 @@ def _differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str,
     """Return the inputs in which two results differ."""
     names = [name for name in {**left, **right} if name not in RESULTS]
     found = {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
-    if None in found.get("quotas", ()):  # only one has quotas: to whom they apply is no further difference
+    if None in found.get("quotas", ()):  # only one result has quotas, so `quotas_by` is no further difference
         found.pop("quotas_by", None)
     return found
 
 
 def _words(name: str, value: Any) -> str:
-    """Return a setting as the options say it."""
+    """Return an input in the words of the command's options."""
     if value is None or value == {}:
         return ABSENT.get(name, "none")
     if isinstance(value, bool):

@@ -45,7 +45,7 @@ def servers(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def policies(incomplete: str) -> list[str]:
-    """Return names of policies; a shell offers files by itself."""
+    """Return names of policies. Policy files are offered by the shell itself."""
     return of_kind(incomplete, sorted(_policy_names()))
 
 
@@ -71,7 +71,7 @@ def of_kind(incomplete: str, names: Iterator[str] | list[str] | tuple[str, ...])
 
 def _asked(context: typer.Context) -> Context:
     """Return the context of the options before the command, which has not begun."""
-    options = context.find_root().params  # as they were typed
+    options = context.find_root().params  # options before the command, as typed
     directory, key = (Path(path) if (path := options.get(name)) else None for name in ("directory", "key"))
     return given(directory, options.get("controller"), key)
 

@@ -27,13 +27,13 @@ class Kind(enum.Enum):
     CLUSTER = "cluster"
 
 
-NAMES = {Kind.POLICY: "a policy", Kind.CLUSTER: "users of elasticctl"}  # else "the controller", "the agent"
+NAMES = {Kind.POLICY: "a policy", Kind.CLUSTER: "users of elasticctl"}  # owners of other kinds: "the controller", ...
 
 
 def add_to(root: typer.Typer) -> None:
     """Register this file's commands."""
     app = typer.Typer(name="config", help="Check configuration files.", no_args_is_help=True, rich_markup_mode=None)
-    app.callback()(lambda: None)  # typer would drop the subcommand's name if there were one command alone
+    app.callback()(lambda: None)  # without a callback, typer drops the name of a single subcommand
     app.command()(check)
     root.add_typer(app)
 

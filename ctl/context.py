@@ -52,7 +52,7 @@ class Context:
     directory: Path
     controller: str | None
     key: Path | None = None
-    is_given: bool = True  # whether the caller has given the directory
+    is_given: bool = True  # the directory was given by an option
     _client: Client | None = None
 
     @property
@@ -71,7 +71,7 @@ class Context:
         return replace(self, _client=None)
 
     def viewer(self) -> tuple[str, str]:
-        """Return the user whose jobs are the caller's own, and in words as whom the controller is asked."""
+        """Return the caller's name for `--mine`, and in words the caller's identity towards the controller."""
         _, key = self.reached_by()
         if key is None:
             name = getpass.getuser()
@@ -111,8 +111,10 @@ class Context:
         return None
 
     def reached_by(self) -> tuple[str, KeyFile | None]:
-        """Return address and key: as given, else of the local cluster in `directory`, else from the configuration of
-        the user or of the machine. Several controllers' addresses are joined by commas. Raises ClusterUnreachable,
+        """Return address and key of the cluster.
+
+        The options come first, then the local cluster in `directory`, then the configuration of the user or of the
+        machine. Several controllers' addresses are joined by commas. Raises ClusterUnreachable,
         UserError.
         """
         address, path = self.named()
@@ -188,9 +190,7 @@ class Context:
 
 
 def agreed(question: str, otherwise: str) -> None:
-    """Return if the user at the terminal agrees. Raises RequestRefused if not; `otherwise`: its text where there is no
-    terminal.
-    """
+    """Ask the user at the terminal. Raises RequestRefused without a yes; `otherwise`: its text without a terminal."""
     if not sys.stdin.isatty():
         raise RequestRefused(otherwise)
     if not typer.confirm(question, err=True):
@@ -258,7 +258,7 @@ def print_json(document: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print a remark for people, which is not the answer, on stderr."""
+    """Print a remark for people on stderr, so that stdout has the answer alone."""
     print(text, file=sys.stderr, flush=True)
 
 

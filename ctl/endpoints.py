@@ -1,7 +1,7 @@
 """Choice of the controller to ask first: the one that answered last, also in an earlier call of `elasticctl`.
 
-So a controller's dead machine costs a second once, and not with each command. A file in the user's cache holds the
-position of the address in the configured list. Where that file cannot be read or written, the list is tried from its
+So a dead controller delays one command by a second, and not each command. A file in the user's cache directory holds
+the position of the address in the configured list. If that file cannot be read or written, the list is tried from its
 start.
 """
 

@@ -1,8 +1,9 @@
 """`elasticctl exec`: a command beside a running worker, or a shell there.
 
-Input and output travel in messages that are exchanged at once while there is something to say, and otherwise ever more slowly
-(`protocol.streams`). On a terminal the command gets one as well; this terminal then passes each key on and prints each byte as
-it comes, also Ctrl-C, which interrupts the command and not this client.
+Input and output travel in messages (`protocol.streams`). They are exchanged at once while there are bytes to transfer,
+and otherwise at growing intervals. If stdin is a terminal, the command gets a terminal as well. This terminal then
+passes each key on, and prints each byte as it arrives. Ctrl-C is passed on, too: it interrupts the command, not this
+client.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from ..protocol.streams import MAX_INPUT_BYTES, Input, Output, Terminal
 from . import completion
 from .context import Context, of, say
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25  # between two exchanges without any byte
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25  # pauses between exchanges while no byte is transferred
 PAUSE_GROWS = 1.3
-ANSWERED_WITHIN_S = 25.0  # after somewhat more the agent hangs up
+ANSWERED_WITHIN_S = 25.0  # the agent hangs up after a slightly longer silence
 
 
 def add_to(app: typer.Typer) -> None:
@@ -67,15 +68,15 @@ class _Conversation:
     def __init__(self, shared: Context, name: str, words: tuple[str, ...], terminal: bool) -> None:
         self._shared = shared
         self._name = name
-        self._words = words  # empty once the command is known to have been started
+        self._words = words  # the command; empty once it is known to have been started
         self._terminal = terminal
-        self._data = b""  # not taken yet
-        self._offset = 0  # of input, before the data
-        self._ended = False  # no more input
+        self._data = b""  # input that the agent has not confirmed
+        self._offset = 0  # number of confirmed input bytes, before `_data`
+        self._ended = False  # the input has ended
         self._received = 0
 
     def hold(self) -> Output:
-        """Exchange until the command has ended. Returns the last output. Raises the errors of `Client.ask`."""
+        """Exchange messages until the command has ended. Returns the last output. Raises the errors of `Client.ask`."""
         pause_s = FIRST_PAUSE_S
         try:
             while True:
@@ -107,7 +108,7 @@ class _Conversation:
         return answer.output
 
     def _take(self, output: Output) -> bool:
-        """Print what is new. Returns whether a byte has moved, there or here."""
+        """Print the new output. Returns whether any byte of input or output was transferred."""
         taken = max(0, min(len(self._data), output.taken - self._offset))
         self._data, self._offset = self._data[taken:], self._offset + taken
         skip, before = self._received - output.offset, self._received
@@ -119,7 +120,7 @@ class _Conversation:
         return bool(taken) or self._received > before
 
     def _wait(self, pause_s: float) -> bool:
-        """Wait for input, but no longer than `pause_s`. Returns whether some has come."""
+        """Wait for input, but no longer than `pause_s`. Returns whether input has arrived."""
         until = time.monotonic() + pause_s
         if self._ended or len(self._data) >= MAX_INPUT_BYTES:
             time.sleep(pause_s)
@@ -139,15 +140,13 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _terminal() -> Terminal:
-    size = os.get_terminal_size(
-        sys.stdin.fileno()
-    )  # COLUMNS and LINES may be those of another terminal, or of an earlier size
+    size = os.get_terminal_size(sys.stdin.fileno())  # the variables COLUMNS and LINES may be outdated
     return Terminal(name=os.environ.get("TERM", "dumb"), rows=size.lines, columns=size.columns)
 
 
 @contextlib.contextmanager
 def _raw() -> Iterator[None]:
-    """Let the terminal pass each key on, as long as the body runs."""
+    """Put the terminal into raw mode while the body runs, so that each key is passed on."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setraw(sys.stdin, termios.TCSADRAIN)  # what has been typed ahead is kept

@@ -22,7 +22,7 @@ from .labelled import Page, Part
 from .logs import since_s
 from .promises import deadline_line, moment, saves_deadline, slack
 
-CHANGES = 8  # of its share
+CHANGES = 8  # shown changes of the job's share
 REMEDIES = 8
 TAKEN = 6
 
@@ -133,7 +133,7 @@ def _state(job: JobView, why: Explanation, now_s: float) -> str:
 
 
 def _last_reason(job: JobView) -> Sequence[str]:
-    """Return why the share of a job without obstacles is what it is."""
+    """Return the reason for the share of a job that waits for nothing; () if no reason is known."""
     if job.phase.final or not job.shares or not job.share_gpus:
         return ()
     if job.share_gpus >= job.spec.gpus.max and job.manual_share is None:
@@ -226,7 +226,7 @@ def _remedies(job: JobView, why: Explanation, now_s: float, everything: bool) ->
 
 
 def _chosen(remedies: Sequence[Remedy]) -> Sequence[Remedy]:
-    """Return the first remedies of each kind: the ends of many jobs help alike."""
+    """Return the first remedies of each kind, since many of one kind have the same effect."""
     seen: dict[str, int] = {}
     ranked = []
     for remedy in remedies:

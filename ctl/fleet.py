@@ -28,8 +28,8 @@ from .hosts import Host
 from .remote import Look, Seen, Start, Started, Stop
 from .ssh import Ssh, Unanswered
 
-CLIENTS_PORT, AGENTS_PORT = 7700, 7701  # used where they are free
-MOST_NAMED = 20  # hosts listed with a reason each
+CLIENTS_PORT, AGENTS_PORT = 7700, 7701  # default ports; others are chosen if these are in use
+MOST_NAMED = 20  # most hosts listed with a reason each
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ def look(fleet: Fleet) -> dict[Host, Seen]:
 def start(fleet: Fleet, keys: KeyDirectory, seen: Mapping[Host, Seen]) -> list[str]:
     """Start the agents that do not run. Returns the names of these servers.
 
-    Raises RequestRefused where one does not start. The others run then: `end` them.
+    Raises RequestRefused if one does not start. Then the caller has to `end` the others.
     """
     requests = {host: _start_of(fleet, host, keys, found) for host, found in seen.items() if not found.runs}
     answers = _ssh(fleet).ask_all(requests)
@@ -128,7 +128,7 @@ def _start_of(fleet: Fleet, host: Host, keys: KeyDirectory, seen: Seen) -> Start
     if slots is not None:
         options["cpu_slots"] = slots
     if os.getuid() == 0:
-        options["allow_root_jobs"] = True  # root itself has asked for this cluster
+        options["allow_root_jobs"] = True  # root has started this cluster, so jobs may run as root
     if fleet.checkpoints is not None:
         options["checkpoint_directory"] = fleet.checkpoints
     return Start(
@@ -180,9 +180,7 @@ def _address_towards(host: str) -> str:
 
 
 def _ports(address: str) -> tuple[int, int]:
-    """Return the usual ports, or free ones. They are kept in the configuration, so that restarts find them. Raises
-    UserError.
-    """
+    """Return the default ports, or free ones. The configuration keeps them for restarts. Raises UserError."""
     with contextlib.ExitStack() as stack:
         found = []
         for wanted in (CLIENTS_PORT, AGENTS_PORT):

@@ -19,7 +19,7 @@ from . import completion, render
 from .context import JSON, Context, of, say
 from .waiting import SECONDS, Waiting
 
-SHOWN_LINES = 10  # of the output before `attach`
+SHOWN_LINES = 10  # lines of earlier output that `attach` shows
 
 
 def add_to(app: typer.Typer) -> None:
@@ -55,7 +55,7 @@ def follow_to_end(shared: Context, job: JobId, tail: int | None = None, as_json:
 
 
 def end(shared: Context, job: str) -> int:
-    """Wait for the end of a job, tell it on stderr, and return the job's exit code."""
+    """Wait for the end of a job, report the end on stderr, and return the job's exit code."""
     view = until_final(shared, job)
     say("\n".join([f"elasticctl: {render.verdict(view)}", *render.failure_lines(view)]))
     return exit_code(view)
@@ -87,7 +87,7 @@ def _interruptible(job: str) -> Iterator[None]:
     def interrupted(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         text = f"\nelasticctl: {job} goes on: {_back(job)}; Ctrl-C again leaves it\n"
-        os.write(sys.stderr.fileno(), text.encode())  # print() may be at work in the interrupted code
+        os.write(sys.stderr.fileno(), text.encode())  # print() is not reentrant, and may have been interrupted
 
     before = signal.signal(signal.SIGINT, interrupted)
     try:

@@ -1,4 +1,4 @@
-"""Times and texts as people read them."""
+"""Formatting of times and texts for people."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _told(value: object) -> str:
 
 
 def _bare(value: object) -> object:
-    """Return the value for a table of another program, without control characters: a reason may hold some."""
+    """Return the value for another program, without control characters, which a reason may contain."""
     return render.printable(value) if isinstance(value, str) else value
 
 

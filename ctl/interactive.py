@@ -1,9 +1,9 @@
 """`elasticctl run --pty bash`: a job for a shell at this terminal.
 
-The job's command waits on its server until the shell has been attached beside it (`exec`), and ends when the shell does,
-however that comes: also if this client, its network or the controller is gone, since the agent then hangs the shell up. So no
-GPU is kept for a shell that nobody has. The two find each other by a file of a random name in the job's directory for temporary
-files; its first line is the number of the shell's process.
+The job's command waits on its server until the shell runs beside it (`exec`), and ends when the shell ends. The shell
+also ends if this client, its network or the controller is lost, since the agent then sends SIGHUP. So no GPU is held
+for an abandoned shell. The command finds the shell by a file of a random name in the job's directory for temporary
+files: its first line is the process number of the shell.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .context import say
 if TYPE_CHECKING:
     from .context import Context
 
-ATTACHED_WITHIN_S = 300  # after the job's start, until its command gives up
+ATTACHED_WITHIN_S = 300  # the job's command gives up if no shell was started by then
 LOOK_S = 0.3
 FILE = '"${TMPDIR:-/tmp}/elasticctl-shell-$1"'
 WAIT = f"""f={FILE}; n=0
@@ -59,7 +59,8 @@ class Shell:
         self._command: tuple[str, ...] = ()
 
     def job(self, built: JobSpec) -> JobSpec:
-        """Return the job that waits for the command of the job `built`. Raises UserError for a job that cannot be one."""
+        """Return the job that waits for the command of the job `built`. Raises UserError if such a job is
+        impossible."""
         gpus = built.gpus
         if gpus.min != gpus.max:
             raise UserError(f"run --pty: say how many GPUs, not {gpus.min} to {gpus.max}: a shell is not resized")
@@ -77,7 +78,7 @@ class Shell:
         )
 
     def attach(self, job: JobId) -> int:
-        """Wait until the job runs, and have the shell. Returns the exit code of the shell."""
+        """Wait until the job runs, run the shell at this terminal, and return the exit code of the shell."""
         from .exec import converse
 
         words = ("/bin/sh", "-c", BEGIN, "elasticctl-shell", self._token, *self._command)

@@ -1,9 +1,9 @@
 """A job as a job file: printed by `submit --dry-run`, and accepted by `submit` as the same job. Pure, the inverse of
 `jobfile`.
 
-All defaults that `jobfile` would fill in are written out, the captured variables too: so the file means the same job
-wherever it is submitted. Empty fields are left out, and `restarts` of a job that calls `elastic.join()`, which has no
-number for it.
+All defaults that `jobfile` would add are written out, captured environment variables included, so that the file means
+the same job wherever it is submitted. Empty fields are omitted. So is `restarts` of a job that calls `elastic.join()`,
+since its restarts are not limited by a number.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def span_text(seconds: float) -> str | float:
 
 
 def _limit_text(seconds: float) -> str:
-    """Return a duration that a limit may have, which needs units."""
+    """Return a duration with units, as limits require."""
     return f"{seconds}s" if isinstance(span := span_text(seconds), float) else str(span)
 
 

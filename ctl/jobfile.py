@@ -82,7 +82,7 @@ KINDS = {
 
 # Known fields of later versions: refused with a reason instead of being called unknown.
 NOT_YET = ("image",)
-# Fields in the files of SkyPilot, dstack, Kubernetes and Slurm's REST interface, with those of a job file.
+# Fields of SkyPilot, dstack, Kubernetes and Slurm's REST interface, and the corresponding ones of a job file.
 OTHER_FIELDS = {
     "accelerators": "gpus",
     "apiVersion": "`command: python train.py` and what else the job needs, without a container",
@@ -302,7 +302,7 @@ def _notify(where: str, value: str | list[str] | None) -> tuple[Notify, ...]:
 
 
 def _account() -> str:
-    """Return the submitting account's name, where the environment does not contain it."""
+    """Return the submitting account's name, for an environment without LOGNAME or USER."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # no name for this number
@@ -332,7 +332,7 @@ def _read(file: Path) -> _File:
 
 
 def _meant(field: object, known: Sequence[str]) -> str:
-    """Return a hint for an unknown field: the field of another tool's job file, or a slip; "": neither is known."""
+    """Return a hint for an unknown field, of another tool or misspelt; "": there is none."""
     if not isinstance(field, str):
         return ""
     if field in OTHER_FIELDS:
@@ -388,7 +388,7 @@ def _plainly(found: re.Match[str]) -> str:
     return f"must be {' or '.join(allowed)}, not {KINDS.get(found['got'], found['got'])}"
 
 
-CLOCK = re.compile(r"(?:\d+-)?\d+:\d\d:\d\d")  # of Slurm's forms those that cannot mean minutes
+CLOCK = re.compile(r"(?:\d+-)?\d+:\d\d:\d\d")  # those of Slurm's forms that are unambiguous
 
 
 def limit_s(where: str, value: str | float) -> float:
@@ -501,7 +501,7 @@ def _name(where: str, name: str) -> str:
 
 
 def _after(where: str, given: str | Sequence[str] | None) -> tuple[After, ...]:
-    """Return the jobs that have to be over first: `prep-3`, or whatever becomes of that one, `prep-3:any`."""
+    """Return the jobs to wait for: `prep-3` has to finish, `prep-3:any` to end in any way."""
     found = []
     for text in (given,) if isinstance(given, str) else given or ():
         for word in text.split(","):

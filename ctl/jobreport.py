@@ -1,8 +1,8 @@
-"""`elasticctl report JOB`: what became of a job's GPUs and of its time, and at most three changes that would help most. Pure.
+"""`elasticctl report JOB`: the use of a job's GPUs and time, and up to three changes that would save most. Pure.
 
-All numbers are of the whole life of the job, as the controller has recorded them (docs/accounting.md); what it really used, by
-samples of the agents. A note stands only where
-it would save a stated part, and the one that would save most comes first.
+All numbers cover the whole life of the job, as recorded by the controller (docs/accounting.md); real use is known from
+samples of the agents. A note is shown only if its change would save a stated part; the note that would save most comes
+first.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from .render import memory, percent, use_texts
 
 GIB = 1 << 30
 MOST_NOTES = 3
-WORTH = 0.05  # of the GPU-seconds or of the time, from which on something is told
-LONG_IDLE = 0.25  # the same for starting, loading and saving, which nothing does without
+WORTH = 0.05  # least part of the GPU-seconds, or of the time, that a note is about
+LONG_IDLE = 0.25  # the same for starting, loading and saving, which every job needs
 POOR = 0.5  # scaling efficiency below which more GPUs are a waste
 MEASURED = ("measured", "history")  # sources of throughput that are no guess
 OUT_OF_MEMORY = "out of memory"
-BUSY = 0.5  # part of the time in which GPUs compute, below which something is told
+BUSY = 0.5  # a note is shown if GPUs compute for less than this part of the time
 NOTHING = 0.01
-SAMPLED_S = 300.0  # GPU-seconds or worker-seconds that have been sampled, from which on conclusions are drawn
-FAR = 2.0  # times the peak, or the mean, beyond which less could be asked for
-ROOM = 1.25  # times the peak that are proposed
+SAMPLED_S = 300.0  # least sampled GPU-seconds or worker-seconds for a conclusion
+FAR = 2.0  # a request of more than this many times the peak, or the mean, is too large
+ROOM = 1.25  # the proposed request, as a multiple of the peak
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """Times of a job, in seconds or GPU-seconds, and notes with the part of them that each is about."""
+    """Times of a job, in seconds or GPU-seconds, and notes, each with the part of the time that it could save."""
 
-    queued_s: float  # before it first had GPUs
-    interrupted_s: float  # without GPUs after that: preempted, paused, between two attempts
+    queued_s: float  # seconds before the job first had GPUs
+    interrupted_s: float  # later seconds without GPUs: preempted, paused, between two attempts
     ran_s: float
-    mean_gpus: float  # while it trained, or its command ran
+    mean_gpus: float  # mean number of GPUs while the job trained, or its command ran
     notes: tuple[str, ...]
 
 
@@ -51,7 +51,7 @@ def report_of(view: JobView, now_s: float) -> JobReport:
     queued_s = max(0.0, (first_s if first_s is not None else until_s) - view.submitted_s)
     interrupted_s = max(0.0, until_s - view.submitted_s - queued_s - view.ran_s)
     spent = view.gpu_seconds
-    trained_gpu_s = spent.used_gpu_s + spent.paused_gpu_s + spent.lost_gpu_s  # GPUs are held before it trains, too
+    trained_gpu_s = spent.used_gpu_s + spent.paused_gpu_s + spent.lost_gpu_s  # without idle time before training
     mean = min(trained_gpu_s / view.ran_s, float(view.peak_gpus)) if view.ran_s > 0 else 0.0
     found = sorted(_notes(view, queued_s, interrupted_s), key=lambda each: -each[0])
     return JobReport(queued_s, interrupted_s, view.ran_s, mean, tuple(text for _, text in found[:MOST_NOTES]))

@@ -49,7 +49,7 @@ WATCH_S = 0.5
 MEASURED_WITHIN_S = 10.0
 RESIZED_WITHIN = "5m"
 PROFILED_WITHIN = "1h"
-MOST_ENDED = 1000  # finished jobs in `status --all`
+MOST_ENDED = 1000  # most finished jobs in `status --all`
 
 MINE = typer.Option("--mine", help="Only jobs that you have submitted.", show_default=False)
 
@@ -194,7 +194,7 @@ def scale(
         now_set = "" if before.manual_share == wanted else f", now set {by}{_why_not(before, wanted, order)}"
         text = f"{order.job} has {gpu_count(order.share)} already{now_set}"
         _answer(as_json, {**document, "changed": False}, text)
-    elif nothing_new:  # no resize was ordered, so there is none to wait for
+    elif nothing_new:  # no resize was ordered, so no end of one is awaited
         why = _why_not(shared.job(order.job), wanted, order)
         _answer(
             as_json,
@@ -346,7 +346,7 @@ def wait(
 ) -> None:
     """Wait for the end of jobs; exit with the first code that is not 0."""
     shared, within_s = of(context), limit_s(timeout)
-    names = [shared.job(job).job for job in meant(shared, jobs)]  # unknown ones are noticed before any waiting
+    names = [shared.job(job).job for job in meant(shared, jobs)]  # unknown jobs are an error before any waiting
     views = [until_final(shared, name, within_s) for name in names]
     if as_json:
         print_json({"jobs": render.plain(views)})

@@ -29,7 +29,7 @@ class _Scaling(msgspec.Struct, forbid_unknown_fields=True):
 def wanted_scaling(
     source: str, scaling: Any, replay: Any, given: tuple[BatchChange, ...] | None, begin: Path
 ) -> Scaling | None:
-    """Return what the fields `scaling` and `replay_batches` say; None: nothing. Raises UserError.
+    """Return the value of the fields `scaling` and `replay_batches`; None: neither is set. Raises UserError.
 
     given: the history of `--replay-batches`, which takes precedence. begin: where relative paths start.
     """
@@ -62,7 +62,7 @@ def _check(where: str, found: _Scaling) -> None:
 
 
 def _history(where: str, given: Any, begin: Path) -> tuple[BatchChange, ...] | None:
-    """Return the history in a file, or as it is written in the job file. Raises UserError."""
+    """Return the history of batches in a file, or in the job file itself. Raises UserError."""
     if given is None:
         return None
     if isinstance(given, str):

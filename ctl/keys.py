@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .client import Client
 
 DIRECTORY = Path("/etc/elasticctl/keys")
-KNOWN_WITHIN_S = 3.0  # a running controller looks at its list once a second
+KNOWN_WITHIN_S = 3.0  # a running controller reads its list of keys once a second
 
 Keys = Annotated[
     Path,

@@ -13,7 +13,7 @@ LABEL = 12  # columns
 
 @dataclass(frozen=True)
 class Part:
-    """A text with a label. `label`: ""; the text belongs to the label before. `command`: the text is a command line."""
+    """A text with a label; "": the text belongs to the last label. `command`: the text is a command line."""
 
     label: str
     text: str

@@ -2,9 +2,9 @@
 
 The cluster's record lists the daemons, and the agents' records list the workers, each with a process number and a start
 time, so that a stale record never hits another process. A record may be missing (`up` was killed between a start and
-the writing, or a user has removed the directory). Command lines serve as a second source: a daemon's contains its
-configuration file, a shim's its job's directory, a warm process's its agent's state directory, and these paths identify
-the cluster. A cluster in a subdirectory is another cluster. A worker whose shim ends, ends with it.
+the writing, or a user has removed the directory). Command lines serve as a second source, as they contain paths that
+identify the cluster: the configuration file of a daemon, the job's directory of a shim, the agent's state directory of
+a warm process. A cluster in a subdirectory is another cluster. A worker ends with its shim.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ from .record import CONTROLLER, FILE, Daemon, log_of, tail
 from .ssh import DEFAULT_SSH
 from .waiting import Waiting
 
-READY_WITHIN_S = 120.0  # a process that ends is noticed at once; a busy machine takes long to start one
+READY_WITHIN_S = 120.0  # for a slow start on a busy machine; the end of a daemon is noticed at once
 SLOW_AFTER_S = 15.0
-LOCKED_FOR_S = 180.0  # by another `up` or `down`, at most
-TOLD_LINES = 5  # of the log of a daemon that does not start
+LOCKED_FOR_S = 180.0  # longest wait for another `up` or `down`
+TOLD_LINES = 5  # shown log lines of a daemon that does not start
 TEMPORARY = ".new"
 # CPU slots share the processors: measurements of one job there depend on the load of the others.
 MEASURED_ON_SLOTS = {"way_down": False}
@@ -215,7 +215,7 @@ def down(directory: Path, purge: bool = False, abandon: bool = False) -> bool:
 
 
 def made(directory: Path) -> str:
-    """Return a description of the cluster's files, which `down --purge` removes."""
+    """Describe the cluster's files, which `down --purge` removes."""
     cluster = read(directory)
     checkpoints = directory / "checkpoints"
     jobs, size = _jobs_in(checkpoints), _bytes_in(checkpoints)
@@ -330,7 +330,9 @@ def _changed(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalClust
     if wanted.gpus is not None or wanted.gpu_model is not None:
         offer = offers.plan(wanted.gpus, wanted.gpu_model, servers)
         servers = wanted.servers or max(servers, len(offer.models))
-    elif (servers != known.servers or not offer.text) and not offer.models:  # no text: of an older version
+    elif (
+        servers != known.servers or not offer.text
+    ) and not offer.models:  # no text: the record was written by an older version
         offer = offers.plan(known.gpus, None, servers)
     policy = _policy(wanted.policy) if wanted.policy else known.policy
     cluster = replace(
@@ -345,7 +347,7 @@ def _changed(directory: Path, known: LocalCluster, wanted: Wanted) -> LocalClust
             options = offer.options(directory, name, position)
             for option in offers.OPTIONS:
                 _set_option(directory / f"{name}.yaml", option, options.get(option))
-            (directory / name / "gpus.json").unlink(missing_ok=True)  # other GPUs: the agent must not miss the old ones
+            (directory / name / "gpus.json").unlink(missing_ok=True)  # the agent would report the old GPUs as missing
     return cluster
 
 
@@ -520,9 +522,7 @@ def _take_back(
     started: dict[str, subprocess.Popen[bytes]],
     hosts: list[Host],
 ) -> None:
-    """After a failed `up`: end the processes that it has `started` here and on these `hosts`. If no cluster was
-    `known`, remove all.
-    """
+    """Undo a failed `up`: end the processes `started` here and on `hosts`; for a new cluster, remove all files."""
     if known is None:
         stop_everything(directory, cluster.daemons)
     for process in started.values():

@@ -50,7 +50,7 @@ class Line:
 
 @dataclass
 class _Reader:
-    """Progress of reading one worker's log."""
+    """Position and state of reading one worker's log."""
 
     worker: WorkerId
     offset: int = 0
@@ -251,7 +251,7 @@ def _read(shared: Context, view: JobView, reader: _Reader) -> list[Line]:
         request = GetLog(job=view.job, worker=reader.worker, offset=reader.offset, limit=PIECE_BYTES)
         piece = shared.ask(request, Log)
     except RequestRefused as error:
-        if not reader.trouble:  # following goes on: the server may come back
+        if not reader.trouble:  # reading is tried again later, since the server may come back
             say(f"elasticctl: log of {reader.worker}: {error}")
         reader.trouble = str(error)
         return []
@@ -277,7 +277,7 @@ def _in_order(lines: Iterable[Line], after_s: float) -> list[Line]:
 
 
 def _print(lines: Iterable[Line], several: bool, apart: bool = False) -> None:
-    """`apart`: lines of stderr go to stderr."""
+    """Print lines. `several`: name the worker of each. `apart`: lines of stderr go to stderr."""
     for line in lines:
         to = sys.stderr if apart and line.stream == STREAMS[b"e"] else sys.stdout
         print(f"[{line.worker.rpartition('.')[2]}] {line.text}" if several else line.text, file=to)

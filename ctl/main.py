@@ -96,8 +96,9 @@ ROOMS = {
 
 
 def wanted_rooms(words: Sequence[str], completes: bool = False) -> list[str]:
-    """Return the files with a command among the `words` of a command line; all files, if there is none or help or
-    completion needs all.
+    """Return the modules with a command among the `words` of a command line.
+
+    Without such a word, and for help and completion, return all modules.
     """
     found = [room for room, commands in ROOMS.items() if any(word in commands for word in words)]
     return list(ROOMS) if completes or not found or {"-h", "--help"} & set(words) else found
@@ -162,7 +163,7 @@ def _explained(error: Exception) -> int:
 
 
 def _give_up_stdout() -> None:
-    """Discard unwritten output; otherwise the interpreter tries to write it again at its end, and complains."""
+    """Discard unwritten output, which the interpreter would otherwise try to write again at its end, with an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..protocol.errors import UserError
 from . import drivers, standins
 
-Options = dict[str, str | int]  # of an agent's configuration
+Options = dict[str, str | int]  # options in an agent's configuration
 OPTIONS = ("cpu_slots", *standins.OPTIONS)
 
 

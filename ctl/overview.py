@@ -85,7 +85,7 @@ SUBMISSION = {
     "-t": "--time 2h",
 }
 
-# By command of elasticctl; of each the options of other tools, with what is used here.
+# By command of elasticctl: options of other tools, and the corresponding ones here.
 OTHER_OPTIONS = {
     "submit": SUBMISSION,
     "run": SUBMISSION,
@@ -176,7 +176,7 @@ def _lines(known: Collection[str]) -> Iterator[str]:
         names = [name for name in group.names if name in known]
         placed |= {*group.lines, *names}
         if group is GROUPS[-1]:
-            names += sorted(set(known) - placed)  # no command is left out
+            names += sorted(set(known) - placed)  # commands that belong to no group
         yield from textwrap.wrap(", ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield ""
     yield "All commands: elasticctl --help. Options of one: elasticctl COMMAND --help."

@@ -20,23 +20,23 @@ from .history import Picked
 from .labelled import Part
 from .promises import moment
 
-NAMED = 6  # jobs in one line
-EVENTS = 3  # of the job, before that time
+NAMED = 6  # most jobs named in one line
+EVENTS = 3  # shown events of the job before that time
 
 
 @dataclass(frozen=True)
 class Past:
-    """A job at a time of the past (Unix time, s), beside all jobs that were submitted and not over then."""
+    """A job at a past time (Unix time, s), with all other jobs that were submitted and not over then."""
 
     at_s: float
     now_s: float
     job: JobView
     others: Sequence[JobView]
-    events: Sequence[EventView]  # the last ones of the job before that time
+    events: Sequence[EventView]  # the job's last events before that time
 
     @property
     def change(self) -> ShareChange | None:
-        """The last change of the job's share before that time; None: it had had no GPUs."""
+        """The last change of the job's share before that time; None: the job had never had GPUs."""
         return change_at(self.job, self.at_s)
 
     @property
@@ -56,7 +56,7 @@ class Past:
 
     @property
     def next(self) -> ShareChange | None:
-        """The first change after that time; None: there has been none."""
+        """The first change of the share after that time, if any."""
         return next((each for each in self.job.shares if each.time_s > self.at_s), None)
 
     @property

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".pdf", ".svg")
-MOST_ROWS = 40  # bars in one picture
+MOST_ROWS = 40  # most bars in one picture
 HOUR_S = 3600.0
 UNITS_S = ((2 * HOUR_S, HOUR_S, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 # Okabe and Ito's palette, which colour-blind readers can distinguish

@@ -200,7 +200,7 @@ def _source(policy: str | None, stages: dict[str, str]) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # no name for this number
+    except (KeyError, OSError):  # the account has no name
         return ""
 
 
@@ -228,7 +228,7 @@ def _stage(stage: StageView) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as it is written in a policy file."""
+    """Return a value in the notation of a policy file."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""State of a job's deadline, for people."""
+"""Texts about the state of a job's deadline."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def saves_deadline(promise: PromiseView, now_s: float) -> str:
 
 
 def _would_have_saved(promise: PromiseView, now_s: float) -> str:
-    """Return the changes that would have saved a deadline that is not promised, and when; "": none are known."""
+    """Return the changes with which an unpromised deadline would have been promised, and when; "": none are known."""
     offer = promise.offer
     if offer is None or promise.offered_s is None:
         return ""

@@ -58,17 +58,17 @@ def quota(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> Non
 
 
 def without_quotas(found: QuotasFound) -> str:
-    """Return the sentence that stands in place of a table of quotas."""
+    """Return the sentence shown instead of a table if there are no quotas."""
     return f"There are no quotas: each user may use all {gpu_count(found.total_gpus)}."
 
 
 def quota_table(found: QuotasFound) -> Table:
-    """Return the users and groups with quotas or jobs, one a row."""
+    """Return a table with one row for each user or group with a quota or jobs."""
     return Table(COLUMNS, [_row(view) for view in found.quotas])
 
 
 def reservation_table(found: QuotasFound) -> Table:
-    """Return the reservations that are not over, one a row."""
+    """Return a table with one row for each reservation that is not over."""
     return Table(RESERVATION_COLUMNS, [_reserved(view, found.time_s) for view in found.reservations])
 
 

@@ -1,4 +1,4 @@
-"""Steps on the way to a controller: its name, the port, the listening program, the keys, an answer.
+"""Diagnosis of a connection to a controller, step by step: name, port, listening program, keys, answer.
 
 Each step that fails has a sentence of its own, with a remedy. No request changes anything.
 """
@@ -47,7 +47,7 @@ class Step(enum.Enum):
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step that was tried; except for `THERE` the step has failed, for the reason `found`."""
+    """The last step tried; any step but `THERE` has failed, for the reason `found`."""
 
     address: str
     step: Step
@@ -58,7 +58,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     pong: Pong | None = None
     servers: tuple[ServerView, ...] = ()
     connect_s: float = 0.0
-    others: tuple[Reach, ...] = ()  # the other ones of several controllers
+    others: tuple[Reach, ...] = ()  # outcomes for the other controllers of the cluster
 
     @property
     def there(self) -> bool:
@@ -66,7 +66,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def short(seconds: float) -> str:
-    """Return a short time as text for people."""
+    """Return a short duration as text for people."""
     return (
         f"{seconds * 1000:.2g} ms"
         if seconds < 0.01
@@ -88,16 +88,14 @@ def resolve(host: str) -> list[str]:
 
 
 def each_as_person(address: str, key: KeyFile | None) -> Reach:
-    """Try the way of `elasticctl` to each controller. Returns the outcome for the leading one, or else the first, with
-    the others.
-    """
+    """Try to reach each controller as `elasticctl` does. Returns the outcome for the leader, or else the first one."""
     found = [as_person(each, key) for each in endpoints.split(address)]
     best = next((each for each in found if each.there), found[0])
     return msgspec.structs.replace(best, others=tuple(each for each in found if each is not best))
 
 
 def as_person(address: str, key: KeyFile | None) -> Reach:
-    """Try the way of `elasticctl` to a controller."""
+    """Try to reach a controller as `elasticctl` does."""
     tried = _opened(address)
     if tried.step is not Step.KEYS:
         return tried
@@ -121,7 +119,7 @@ def as_person(address: str, key: KeyFile | None) -> Reach:
 
 
 def as_server(address: str, key: KeyFile | None) -> Reach:
-    """Try the way of an agent to a controller, without a request."""
+    """Try to reach a controller as an agent does, without a request."""
     tried = _opened(address)
     if tried.step is not Step.KEYS:
         return tried

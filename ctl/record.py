@@ -16,7 +16,7 @@ from ..runtime.processes import runs
 
 CONTROLLER = "controller"
 FILE = "cluster.json"
-TOLD_BYTES = 1 << 16  # at the end of a log
+TOLD_BYTES = 1 << 16  # bytes read at the end of a log
 
 
 class Daemon(msgspec.Struct, frozen=True):

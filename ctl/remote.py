@@ -53,7 +53,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     cluster: Identifier
     server: Identifier
-    options: dict[str, str | int | bool]  # of the agent's configuration; the paths are added here
+    options: dict[str, str | int | bool]  # the agent's configuration without paths, which the host adds
     key: str | None = None  # a key file's text; None: the key on the host
 
 
@@ -74,14 +74,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     version: str
     protocol: int
     runs: bool
-    public: str = ""  # key of the server; "": the host has none
+    public: str = ""  # public key of the server; "": the host has no key
     log: str = ""  # the agent's last lines
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The agent runs."""
 
-    new: bool  # it was started by this request
+    new: bool  # the agent was started by this request
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -217,7 +217,7 @@ def _remove_sockets(directory: Path) -> None:
 
 
 def _remove_empty(directory: Path) -> None:
-    """Remove the directories above, up to elasticctl's own, where they are empty."""
+    """Remove the empty parent directories, up to elasticctl's own."""
     for above in list(directory.parents)[:3]:
         with contextlib.suppress(OSError):
             above.rmdir()
@@ -269,7 +269,7 @@ def _tail(directory: Path) -> str:
 
 def main() -> int:
     """Return the exit code: 0 if the request was carried out."""
-    # A connection that ends in the middle must not leave the request half done
+    # The end of the connection must not interrupt a request that has begun.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         request: Request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)

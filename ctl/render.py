@@ -51,7 +51,7 @@ PHASE_STYLES = {
 
 @dataclass(frozen=True)
 class Fact:
-    """A labelled part of the description of a job. `below`: lines of details."""
+    """A labelled part of a job's description. `below`: further lines with details."""
 
     label: str
     text: str
@@ -59,7 +59,7 @@ class Fact:
 
 
 MOST_PUSHED_TOLD = 10
-SHARE_CELLS = 48  # of the line that shows the share over time
+SHARE_CELLS = 48  # columns of the line that shows the share over time
 
 
 def plain(view: object) -> Any:
@@ -186,7 +186,7 @@ def outcome(job: JobView, gap: str = " ") -> str:
 
 
 def refused_job(refused: RefusedJob) -> str:
-    """Return a job that does not count, with the reason."""
+    """Return the text for a job with a refused record, with the reason."""
     return printable(f"{refused.job} refused: {refused.reason}")
 
 
@@ -200,7 +200,7 @@ def _phase_and_reason(phase: str, told: str, reason: str) -> str:
 
 
 def because(job: JobView) -> str:
-    """Return a job's reason without the word for its phase, as a note beside the phase: "by alice"."""
+    """Return a job's reason for display beside its phase, without the phase's word: "by alice"."""
     if job.phase is not JobPhase.CANCELLED:
         return job.reason
     return job.reason.removeprefix(job.phase.value).lstrip(" ,;:")
@@ -427,7 +427,7 @@ def _server_row(view: ServerView, now_s: float) -> Row:
 
 
 def _amount_cells(view: ServerView) -> tuple[Cell, Cell]:
-    """Return the cores and the memory that workers have asked for, of those that the server has for them."""
+    """Return the cells for cores and memory: requested by workers, and available to them."""
     there = view.server.allocatable
     if there is None or there.unheld:
         return Cell("-"), Cell("-")
@@ -497,7 +497,7 @@ def job_lines(job: JobView, now_s: float) -> list[str]:
 
 
 def job_facts(job: JobView, now_s: float) -> Iterator[Fact]:
-    """Yield all that is shown of one job, beside its outcome."""
+    """Yield the description of one job, except its outcome."""
     spec = job.spec
     age = span((job.finished_s or now_s) - job.submitted_s)
     since = f"over after {age}" if job.phase.final else f"{age} ago"
@@ -628,7 +628,7 @@ def share_line(job: JobView, now_s: float) -> str:
 
 
 USAGE_COLUMNS = tuple(Column(title, right=True) for title in ("USED", "IDLE", "PAUSED", "LOST", "HELD", "USED%"))
-FEW_GPU_S = 36_000.0  # up to this sum in GPU-seconds, above it in GPU-hours
+FEW_GPU_S = 36_000.0  # sums up to this value are shown in GPU-seconds, greater ones in GPU-hours
 
 
 def usage_table(rows: Sequence[UsageRow], by: UsageBy) -> Table:

@@ -18,7 +18,7 @@ from .resuming import is_directory, of_directory
 
 
 class GoingOn:
-    """Effect of `--resume` on a submission."""
+    """The job or checkpoint that `--resume` names, and its effect on a submission."""
 
     def __init__(self, given: str | None, any_code: bool, view_of: Callable[[str], JobView]) -> None:
         """given: a job, or a directory of checkpoints; None: the job starts from its initial state. view_of: returns
@@ -63,7 +63,7 @@ class GoingOn:
         return spec if self._resume is None else replace(spec, resume=self._resume)
 
     def unwritten(self, file: Path | None, spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
-        """Return sentences about facts of the job that a job file cannot express. environ: of the submission."""
+        """Return sentences about settings that a job file cannot express. environ: environment of the submission."""
         if self.source is None or file is not None:
             return []
         found = []

@@ -40,9 +40,10 @@ def of_directory(given: str, any_code: bool, where: str = "--resume", begin: Pat
 
 
 def of_file(source: str, given: str | None, any_code: bool | None, begin: Path) -> ResumeFrom | None:
-    """Return the checkpoint that the fields `resume` and `with_new_code` of a job file say; None: none. Raises UserError.
+    """Return the checkpoint of the fields `resume` and `with_new_code` of a job file, or None. Raises UserError.
 
-    A directory is written with a slash, so that the file means the same wherever it is read. begin: the file's directory.
+    A directory is written with a slash, so that the file means the same wherever it is read. begin: the file's
+    directory.
     """
     if given is None:
         if any_code is not None:

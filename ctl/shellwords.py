@@ -22,14 +22,15 @@ QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<<?<?)(?:&\d*)?[^<>=].*|(?:\d*|&)(?:>>?|<<?<?)(?:&(?:\d+|-))?", re.DOTALL)
 OPERATORS = ("&&", "||", "|", "|&", ";", "&")
 VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{|\()|`")
-WHOLE = frozenset((*OPERATORS, ">", ">>", "<", "2>", "&>", "2>&1"))  # words that count in a list
-TAKE_OPERATORS = ("[", "[[", "expr", "find", "test")  # programs that take such words as arguments
+WHOLE = frozenset((*OPERATORS, ">", ">>", "<", "2>", "&>", "2>&1"))  # operators among the words of a list
+TAKE_OPERATORS = ("[", "[[", "expr", "find", "test")  # programs that accept operators as arguments
 LONGEST_SUGGESTION = 300  # characters
 
 
 def words_of(where: str, text: str) -> list[str]:
     """Return the words of a command that is one text. Raises UserError, naming `where`, if the command needs a shell."""
-    joined = QUOTED.sub(lambda found: "" if found[0] == "\\\n" else found[0], text)  # a line goes on after a backslash
+    # A backslash at the end continues the line.
+    joined = QUOTED.sub(lambda found: "" if found[0] == "\\\n" else found[0], text)
     try:
         words = shlex.split(joined)
     except ValueError as error:
@@ -59,7 +60,7 @@ def check_list(where: str, words: Sequence[str], typed: bool) -> None:
 
 
 def _instead(line: str, word: str, typed: bool = False) -> str:
-    """Return the suggestion for a command in which `word` is shell syntax."""
+    """Return the words to write instead of `line`, in which `word` is shell syntax."""
     if len(line) > LONGEST_SUGGESTION:
         line = "..."
     shell = (

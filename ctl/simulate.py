@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from ..simulator.runs import Result, Setup
 
     Run = tuple[str, int]  # label and seed
-    Runs = list[tuple[Setup, dict[str, Result]]]  # for each seed
+    Runs = list[tuple[Setup, dict[str, Result]]]  # for each seed: the setup, and results by policy
 
 DEFAULT_POLICY = "max-min"
 CURVES = ("known", "measured")
-DEFAULT_SERVERS, DEFAULT_GPUS = 16, 4  # as in `simulator.files`, which --help does not load
+DEFAULT_SERVERS, DEFAULT_GPUS = 16, 4  # as in `simulator.files`, which is not imported for --help
 LONGEST_STORY = 100
 
 

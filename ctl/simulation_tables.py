@@ -18,7 +18,7 @@ Figures = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its head, the figure of the JSON that it shows, its format, and whether more is better."""
+    """A column of a table: its head, the key of its figure in the JSON, its format, and whether more is better."""
 
     head: str
     figure: str

@@ -26,16 +26,18 @@ from ..protocol.variables import SUBMITTED_FROM
 from .context import Context
 
 JUNK = frozenset(("__pycache__", "node_modules", "wandb", "mlruns", "lightning_logs"))
-SENT_WITHIN_S = 60.0  # one part
+SENT_WITHIN_S = 60.0  # time limit for one part
 GIT_WITHIN_S = 60.0
-NAMED = 5  # files in an error
+NAMED = 5  # most files named in an error
 
 
 class Packed:
     """The packed files of one submission."""
 
     def __init__(self) -> None:
-        self.left_out: list[str] = []  # sentences
+        self.left_out: list[
+            str
+        ] = []  # sentences about files that are not in the snapshot about files that are not in the snapshot
         self._data = b""
 
     def take(self, spec: JobSpec) -> JobSpec:
@@ -69,8 +71,9 @@ class Packed:
 
 
 def _packed_again(spec: JobSpec) -> bytes:
-    """Return the bytes of an earlier job's snapshot, which the controller keeps no longer, from the directory that it was
-    taken of. Raises UserError if that directory has changed.
+    """Pack an earlier job's snapshot, which the controller has deleted, again from its directory; return the bytes.
+
+    Raises UserError if the directory has changed.
     """
     root, reason = Path(spec.workdir), ""
     try:
@@ -176,7 +179,7 @@ def _walk(root: Path) -> Iterator[str]:
     for directory, inner, names in os.walk(root):
         here = os.path.relpath(directory, root)
         inner[:] = sorted(name for name in inner if not _is_junk(Path(directory) / name))
-        # Links to directories are not walked into
+        # Links to directories are not followed.
         linked = [name for name in inner if (Path(directory) / name).is_symlink()]
         for name in sorted([*names, *linked]):
             if not name.endswith((".pyc", ".pyo")):
@@ -196,7 +199,7 @@ def _relative(root: Path, entry: str) -> str:
 
 
 def _in_snapshot(root: Path, word: str, known: Sequence[str] | set[str]) -> str:
-    """Return a word of the command; the absolute path of a file in the snapshot is made relative."""
+    """Return a word of the command, made relative to `root` if it is the absolute path of a file in the snapshot."""
     if not os.path.isabs(word):
         return word
     found = os.path.relpath(os.path.realpath(word), os.path.realpath(root))

@@ -21,9 +21,9 @@ from .hosts import Host
 from .remote import ANSWER, Answer, Failed, Request
 
 DEFAULT_SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-AT_ONCE = 16  # hosts
-LIMIT_S = 90.0  # of one request, with its connection
-MOST_SAID = 300  # characters of an error message of ssh, or of the program there
+AT_ONCE = 16  # hosts that are contacted at the same time
+LIMIT_S = 90.0  # time limit of one request, connection included
+MOST_SAID = 300  # shown characters of an error message of ssh, or of the host's program
 
 
 class Unanswered(Exception):
@@ -36,7 +36,7 @@ class Ssh:
     """
 
     def __init__(self, command: str, python: str) -> None:
-        """Raises UserError if `command` is not a command."""
+        """Prepare connections. Raises UserError if `command` is not a command."""
         try:
             self._command = shlex.split(command)
         except ValueError as error:

@@ -36,7 +36,7 @@ def of_job(shared: Context, job: JobView, simulate: Callable[[Outlook, JobId], T
 
 
 def of_spec(shared: Context, spec: JobSpec) -> Told | None:
-    """Return the same for a job that was not submitted."""
+    """Return when a job would start if it were submitted, as `of_job` does."""
     if spec.after:
         return None
     from ..simulator.forecast import with_job

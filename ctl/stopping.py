@@ -30,7 +30,7 @@ from .chosen import ALL, STATE, YES, chosen
 from .context import JSON, Context, of, print_json, say
 from .waiting import Waiting, limit_s
 
-_BACK = (Withholding.PAUSE, Withholding.HOLD)  # which `resume` and `release` end
+_BACK = (Withholding.PAUSE, Withholding.HOLD)  # kinds of withholding that `resume` and `release` end
 SAVED_WITHIN = "1h"  # longest time for saving a job's state
 
 A = TypeVar("A", bound=Answer)
@@ -224,7 +224,7 @@ def _saved(view: JobView) -> dict[str, object]:
 
 
 class _Each(Generic[A]):
-    """The answers for each of several jobs. Refusals are reported last, and set the exit code."""
+    """Answers about several jobs, one for each. Refusals are reported last, and set the exit code."""
 
     def __init__(
         self, shared: Context, jobs: Sequence[str], request: Callable[[str], Request], answer: type[A]

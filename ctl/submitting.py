@@ -29,7 +29,7 @@ EPILOG = (
     "Give a job file, or a command after --. Of your environment PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH, "
     "LD_LIBRARY_PATH, HOME, LANG and USER travel with the job, nothing else: use --env or the file."
 )
-NOTES = "elasticctl.notes"  # in a command's context: of a batch script
+NOTES = "elasticctl.notes"  # key in a command's context of the notes about a batch script
 RUN_HELP = (
     "Submit a job, show its output, and exit with its code. Ctrl-C tells how to come back to the job, which goes on; "
     "a second Ctrl-C leaves it."
@@ -37,7 +37,7 @@ RUN_HELP = (
 
 
 class Submission(TyperCommand):
-    """A command that submits: a batch script (`submit job.sh`) adds the options that it states, before those typed."""
+    """A command that submits. The options in a batch script (`submit job.sh`) are inserted before the typed ones."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = None if ctx.resilient_parsing else self._first_word(args)
@@ -51,7 +51,7 @@ class Submission(TyperCommand):
         return words
 
     def _first_word(self, args: Sequence[str]) -> int | None:
-        """Return where the first word stands that is neither an option nor the value of one; None: there is none before --."""
+        """Return the index of the first word before `--` that is neither an option nor the value of one; else None."""
         flags = {name for each in self.params if getattr(each, "is_flag", False) for name in each.opts}
         options = {name for each in self.params for name in each.opts} - flags
         at = 0
@@ -351,8 +351,9 @@ def submit(
 
 
 def _submit_array(shared: Context, spec: JobSpec, array: Array, as_json: bool) -> list[JobId]:
-    """Submit the jobs of an array one after the other, and print its name. Raises the refusal of one, after telling which are
-    submitted.
+    """Submit the jobs of an array one after the other, and print its name.
+
+    If one is refused, print which jobs are submitted, and raise the refusal.
     """
     jobs: list[JobId] = []
     for element in array.elements(spec):
@@ -393,7 +394,7 @@ def unchecked(spec: JobSpec) -> list[str]:
 
 
 def _forecast(shared: Context, spec: JobSpec, as_json: bool, array: Array | None) -> None:
-    """Show the job as it would be, or the array, and the cluster's forecast. Raises RequestRefused if it would be refused.
+    """Show the job or array that would be submitted, and the forecast. Raises RequestRefused if it would be refused.
 
     Without a cluster only a job with a deadline, or a checkpoint to go on from, is an error.
     """
@@ -478,7 +479,7 @@ def _file_or_command(act: str, arguments: list[str]) -> tuple[Path | None, tuple
 
 
 def _show_spec(spec: JobSpec, as_json: bool, more: dict[str, object]) -> None:
-    """Show the job: for programs as the controller receives it, for people as a job file, which can be submitted."""
+    """Show the job: for people as a job file that can be submitted, for programs in the form of the request."""
     if as_json:
         print_json({**render.plain(spec), **more})
         return

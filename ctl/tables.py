@@ -2,7 +2,7 @@
 
 A table is wider than most terminals. These parts give way, in this order, until it fits:
 
-* the note of a row (why a job waits, the trouble of a server) stands in lines of its own below the row, whole;
+* the note of a row (why a job waits, the trouble of a server) is moved to lines of its own below the row;
 * the first column, which names the row, loses the middle of long names, but not their end, which distinguishes them;
 * columns with `words` join a line of details below the row, the least wanted first.
 
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 GAP = "  "
 INDENT = "  "
 NARROW_NOTE = 30  # least width of a note in a column of its own, if the note needs that much
-NAMED = 16  # the first column gives way down to this width before others do,
-SHORTEST = 10  # and to this width when no other can
+NAMED = 16  # width to which the first column shrinks before others give way
+SHORTEST = 10  # width to which it shrinks if no other column can give way
 ELLIPSIS = "…"
 COLUMN = re.compile(r"(?:^|(?<=\S)) {2,}(?=\S)")  # the gap before a column
 
@@ -36,7 +36,7 @@ class Column:
     title: str
     right: bool = False
     words: str = ""
-    wanted: int = 0  # among columns with `words` the least wanted gives way first
+    wanted: int = 0  # importance: of the columns with `words`, the least wanted gives way first
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from .context import JSON, console, of, print_json
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-MOST_IN_MATRIX = 16  # GPUs: more do not fit on a screen
-MOST_PAIRS = 8  # that are named
+MOST_IN_MATRIX = 16  # most GPUs in a matrix, as more do not fit on a screen
+MOST_PAIRS = 8  # most pairs of GPUs that a line names
 WORDS = {
     Link.NVLINK: "NVLink, with how many links",
     Link.SWITCH: "PCIe switches",
@@ -72,7 +72,7 @@ def topology(
 
 
 def racks(views: Sequence[ServerView]) -> Iterator[Tree]:
-    """Yield a tree for each rack; for each server without a known rack."""
+    """Yield a tree for each rack, and for each server without a known rack."""
     from rich.tree import Tree
 
     for rack in sorted({view.server.rack for view in views}):

@@ -12,7 +12,7 @@ from .context import say
 
 POLL_S = 0.1
 SAID_AFTER_S = 2.0  # a shorter wait is not announced
-SECONDS = re.compile(r"\d+ s\b")  # countdowns: a reason that differs only in them is not a new one
+SECONDS = re.compile(r"\d+ s\b")  # a reason that differs only in a countdown is not a new one
 
 
 class Waiting:
@@ -28,7 +28,8 @@ class Waiting:
         self._said: str | None = None
 
     def pause(self, detail: str = "") -> None:
-        """Wait a moment. `detail`: the present obstacle. Raises RequestRefused, with all of these, when the time is up."""
+        """Wait a moment. `detail`: the present obstacle. Raises RequestRefused when the time is up,
+        with `what`, `detail` and `after` in its text."""
         waited_s = time.monotonic() - self._began
         in_the_way = f": {render.printable(detail)}" if detail else ""
         if self._limit_s is not None and waited_s >= self._limit_s:

@@ -9,8 +9,8 @@ from .client import Client
 from .context import say
 from .waiting import Waiting
 
-KNOWN_WITHIN_S = 5.0  # for a controller to answer
-QUIET_S = 30.0  # without GPUs for any job after the last request of `down`, which may be interrupted
+KNOWN_WITHIN_S = 5.0  # time for a controller to answer
+QUIET_S = 30.0  # no job gets GPUs for this long after the last request of `down`, which may be interrupted
 SAVED_WITHIN_S = 3600.0  # longest time for saving a job's state
 
 

@@ -148,7 +148,7 @@ def _is_coloured() -> bool:
 
 @contextmanager
 def _waiting(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
-    """Show, on a terminal, a line with the part in progress and its time."""
+    """Show the running part and its time in a line, if stderr is a terminal."""
     if quiet or not sys.stdout.isatty():
         yield (lambda text: None), (lambda: None)
         return

@@ -24,14 +24,14 @@ from .parts import FIRST, Part
 from .warm import Forked, Warm, can_fork
 
 POLL_S = 0.02
-OTHERS_END_WITHIN_S = 5.0  # after one has failed
+OTHERS_END_WITHIN_S = 5.0  # time for the other workers to end after one has failed
 STACKS_WITHIN_S = 1.0
 TAIL_LINES = 40
 TAIL_BYTES = 64 << 10
 EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b")
 BY_OTHERS = "elasticd.protocol.errors.PeerError: "
 REFUSED = "elasticd.protocol.errors.UserError: "  # as Python prints the class at the end of a traceback
-BUDGET_S = 15.0  # of the first part's steps
+BUDGET_S = 15.0  # time for the steps of the first part, if their number is not given
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,7 @@ class Outcome:
 
     @property
     def refused(self) -> bool:
-        """Return whether the script cannot be elastic in its present form: an error of the library, or an error for
-        which the library has a remedy.
-        """
+        """Return whether the script cannot be elastic as it is: the library raised an error, or knows a remedy."""
         told = REFUSED in error_line(self.output) or bool(remedy_line(self.output))
         return self.failed is not None and not self.late and told
 
@@ -81,7 +79,7 @@ class Driver:
     """Context manager that runs the parts. On exit the scratch directory and all processes are gone."""
 
     def __init__(self, script: Script, turned: Callable[[], None] = lambda: None) -> None:
-        """turned: called at every turn of a wait."""
+        """Prepare the driver. `turned`: called again and again during a wait."""
         self._script = script
         self._turned = turned
         self._running: dict[int, subprocess.Popen[bytes] | Forked] = {}
@@ -169,9 +167,7 @@ class Driver:
         }
 
     def _wait(self, outcome: Outcome, directory: Path) -> None:
-        """Wait until all workers of a stage have ended, or until one has failed and the others had a limited time to
-        end.
-        """
+        """Wait until all workers of a stage have ended, or one has failed and OTHERS_END_WITHIN_S have passed."""
         until = time.monotonic() + self._script.limit_s
         while self._running:
             for worker, process in list(self._running.items()):
@@ -191,7 +187,7 @@ class Driver:
             time.sleep(POLL_S)
 
     def _failed(self, outcome: Outcome, worker: int, code: int, output: tuple[str, ...]) -> None:
-        """Record a failed worker. The first one counts, unless it only followed the loss of another."""
+        """Record a failed worker: the first one, except one that failed only because another was lost."""
         follows = BY_OTHERS in error_line(outcome.output) and BY_OTHERS not in error_line(output)
         if outcome.failed is None or follows:
             outcome.failed, outcome.exit_code, outcome.output = worker, code, output

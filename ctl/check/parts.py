@@ -1,4 +1,4 @@
-"""Parts of a check, with the steps at which their workers come and go. Pure.
+"""Parts of a check, with the steps at which workers join and leave. Pure.
 
 Each part runs the first steps of the script once. The first part, one worker alone, is the reference for the others.
 """
@@ -13,7 +13,7 @@ ALONE: Entries = ((0, (0,)),)
 
 
 class Kind(enum.Enum):
-    """Kind of a part: the disturbance that it tests."""
+    """Kind of a part of a check, by the disturbance of the training that it tests."""
 
     ALONE = "one worker"
     AGAIN = "one worker again"
@@ -29,10 +29,10 @@ class Part:
     """A part of a check. Its stages run one after the other, the workers of a stage (by number) at the same time."""
 
     kind: Kind
-    tried: str  # description, with the steps
+    tried: str  # description for people, with the steps
     stages: tuple[tuple[int, ...], ...] = ((0,),)
     entries: Entries = ALONE
-    losses: tuple[int, ...] = ()  # entries that begin by the death of a worker
+    losses: tuple[int, ...] = ()  # indices of roster entries that begin with the death of a worker
     suspended_at: tuple[int | None, ...] = ()  # by stage
     backwards: bool = False
     hash_seed: int = 0

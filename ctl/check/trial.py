@@ -22,9 +22,9 @@ class Trial:
         self._script = script
         self._label = label
         self.findings: list[Finding] = []
-        self.notes: list[Finding] = []  # findings that matter only outside a job
+        self.notes: list[Finding] = []  # findings that do not matter in a job
         self.without_effect: list[dict[str, object]] = []
-        self.refused = False  # by the library, in the script's first steps
+        self.refused = False  # the library refused the script in its first steps
         self.error = ""
         self.output: tuple[str, ...] = ()
         self.steps = 0
@@ -58,7 +58,7 @@ class Trial:
                 again = self._run(parts.AGAIN, self.steps)
                 random = verdict.compare(alone, again)
                 yield parts.AGAIN, again, random
-                if random is not None:  # the script is not repeatable at all, so no other part can tell anything
+                if random is not None:  # the script is not repeatable at all, so no other part shows anything
                     self.findings.append(random)
                     return
                 (self.notes if outcome.failed is None else self.findings).append(finding)

@@ -169,7 +169,7 @@ def _first_difference(
 
 
 def _differing(ones: Entries | None, others: Entries) -> list[str]:
-    """Return the names under which two states have different digests."""
+    """Return the names with different digests in two states."""
     if ones is None:
         return []
     names = [name for name, (digest, _) in others.items() if name in ones and ones[name][0] != digest]
@@ -229,7 +229,7 @@ def _side(outcome: Outcome, worker: int) -> str:
 
 
 def _ranked(found: list[Difference], sources: Sources, outcome: Outcome) -> list[Difference]:
-    """Return the findings with names that only a log reads last."""
+    """Return the findings sorted by likelihood: variables that only a log reads come last."""
     logged = sources.only_logged
 
     found = sorted(found, key=lambda each: _root(each) in logged)
@@ -264,7 +264,7 @@ def _sources(file: str, others: tuple[str, ...], line: int, function: str) -> So
 
 
 def without_effect(alone: Outcome, others: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
-    """Yield names that differ at the end, where bits do not: displayed values depend on them."""
+    """Yield names that differ at the end although the bits are equal: only displayed values depend on them."""
     first = alone.notes[0]
     known: set[str] = set()
     for outcome in others:

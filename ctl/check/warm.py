@@ -1,4 +1,4 @@
-"""Processes of a check, forked from one that has imported torch (`agent.forkserver.check_server`).
+"""Processes of a check, forked from a process that has imported torch (`agent.forkserver.check_server`).
 
 A check runs the script a dozen times. As new interpreters these processes would spend four fifths of their time on
 imports. A joining worker of a job is forked as well, so the script runs as it does there.
@@ -18,7 +18,7 @@ from ..commands import look_at
 
 PROGRAM = "elasticd.agent.forkserver.check_server"
 PRELUDE = "elasticd.worker.warm_check"
-PADDING = 4096  # bytes of the command line, as room for that of the script in `ps`
+PADDING = 4096  # bytes reserved in the command line, so that `ps` can show that of the script
 POLL_S = 0.005
 LOADED_WITHIN_S = 120.0  # importing torch takes seconds, and longer from a busy disk
 FORKED_WITHIN_S = 30.0
@@ -53,7 +53,7 @@ class Warm:
     """The warm process of one check, for one directory and one environment."""
 
     def __init__(self, interpreter: str, directory: Path, environment: Mapping[str, str]) -> None:
-        """Start it. Raises OSError."""
+        """Start the warm process. Raises OSError."""
         self._codes: dict[int, int] = {}
         self._began: list[int] = []
         self._ready: str | None = None
@@ -77,7 +77,7 @@ class Warm:
     def start(
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str], log: Path
     ) -> Forked | None:
-        """Fork a process that runs a command which `can_fork`; None: this process cannot, start it as an interpreter."""
+        """Fork a process that runs `command`, which `can_fork` accepts; None: start an interpreter instead."""
         if not self._has_loaded():
             return None
         found = look_at(command)
@@ -96,12 +96,15 @@ class Warm:
         except OSError:
             return None
         if not self._wait_for(lambda: bool(self._began), FORKED_WITHIN_S):
-            self._process.kill()  # with a process that it may fork yet: the command must not run twice
+            self._process.kill()  # it may still fork the command, which must not run twice
             return None
         return Forked(self, self._began.pop())
 
     def code_of(self, pid: int) -> int | None:
-        """Return the exit code of a forked process, negative for a signal; None: it runs. It does not outlive this one."""
+        """Return the exit code of a forked process, negative for a signal; None if it runs.
+
+        The process does not outlive the warm process.
+        """
         self._read()
         return self._codes.get(pid, -signal.SIGKILL if self._gone else None)
 

@@ -1,8 +1,9 @@
-"""Checks of what lies between GPUs: the bridges of the PCI bus, as the kernel shows them (sysfs), and InfiniBand adapters.
+"""Checks of the connections between GPUs: PCI bridges, by the kernel's sysfs, and InfiniBand adapters.
 
-A bridge with Access Control Services (ACS) sends what one GPU writes to another one, or to a network adapter, up to the root
-complex first. There it is slow, or lost: NCCL hangs in its first operation (nccl #606, #2079; NCCL user guide, "PCI Access
-Control Services"). The register is that of `lspci -vv`: PCI Express base specification 7.7.11 (extended capability 0x000d).
+A bridge with Access Control Services (ACS) redirects writes of one GPU to another GPU, or to a network adapter, to the
+root complex. Such transfers are slow, or lost: NCCL hangs in its first operation (nccl #606, #2079; NCCL user guide,
+"PCI Access Control Services"). The register is that of `lspci -vv`: PCI Express base specification 7.7.11 (extended
+capability 0x000d).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ DISPLAY = "0x03"
 ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 NAMED = 4
 EXTENDED, ACS, MOST_CAPABILITIES = 0x100, 0x000D, 64
-CONTROL = 6  # of the register, in the capability
-SENDS_UP = {  # bits that send, or refuse, what goes from one device below a bridge to another; as `lspci` calls them
+CONTROL = 6  # offset of the control register in the capability
+SENDS_UP = {  # control bits that redirect or block transfers between devices below a bridge; names of `lspci`
     0x01: "SrcValid+",
     0x04: "ReqRedir+",
     0x08: "CmpltRedir+",
@@ -54,7 +55,7 @@ def access_control(config: bytes) -> int | None:
         if header & 0xFFFF == ACS:
             return int(struct.unpack_from("<H", config, at + CONTROL)[0]) if at + CONTROL + 2 <= len(config) else None
         at = header >> 20
-        if at < EXTENDED:  # the list is over, or there is none
+        if at < EXTENDED:  # end of the list of capabilities, or an empty list
             return None
     return None
 

@@ -22,13 +22,13 @@ class Outcome(enum.Enum):
     """Outcome of a check."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, but will fail under some condition, or is slow
+    WARNING = "warning"  # the subject works, but is slow, or will fail under some condition
     FAILURE = "failure"  # something does not work
     ABSENT = "not applicable"  # the place has no such part, or the caller may not see it
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Finding of a check. `remedy`: how to mend the fault; empty if there is none. `certain`: it needs no more time."""
+    """Finding of a check. `remedy`: how to repair the fault; "": no fault. `certain`: more time would not change it."""
 
     outcome: Outcome
     found: str
@@ -49,7 +49,7 @@ class Check:
     remedy: str
     look: Look
     limit_s: float = LIMIT_S
-    once: bool = False  # it examines the machine, independently of its daemons
+    once: bool = False  # the check examines the machine, and so runs once for all its daemons
 
 
 class Register:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .targets import Target
 
 WIDTH_IN_PIPES = 100
-LATE = 0.5  # part of its usual limit that a check has taken
+LATE = 0.5  # a check that has taken more than this part of its limit may have failed for lack of time
 AGAIN = "`elasticctl doctor` again when less runs here"
 
 

@@ -1,4 +1,4 @@
-"""Detection of an overloaded machine: an operation that takes long there need not hang, and needs no new installation.
+"""Detection of an overloaded machine, on which a slow operation is no sign of a fault.
 
 The kernel reports how many threads run or want to at this moment (the fourth field of ``/proc/loadavg``). Where that is
 many times the number of processors, checks get more time, and a check that exceeds even this says nothing about its
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOADAVG = Path("/proc/loadavg")
-CROWDED = 4.0  # runnable threads per processor: from here on each waits for most of the time
-MOST_PATIENCE = 6.0  # times the usual limits
+CROWDED = 4.0  # runnable threads per processor from which on a machine counts as overloaded
+MOST_PATIENCE = 6.0  # largest factor of time limits on an overloaded machine
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from .targets import Subject, Target
 
 CHECKS = Register(Subject.DESK)
 LEAST_PYTHON = (3, 11)
-OFF_S, FAR_OFF_S = 1.0, 60.0  # of clocks
-NAMED = 5  # in a sentence
+OFF_S, FAR_OFF_S = 1.0, 60.0  # differences of clocks that are a warning, and a failure
+NAMED = 5  # most items named in a sentence
 
 NO_CONTROLLER = absent("the controller does not answer: see there")
 
@@ -51,7 +51,7 @@ def packages(target: Target) -> Finding:
         return failure("elasticctl is not installed as a package", f"{sys.executable} -m pip install elasticctl")
     for line in needed:
         match = re.fullmatch(r"([\w.-]+)>=([\w.]+)", line.replace(" ", ""))
-        if match is None:  # with a condition, such as `; extra == "worker"`
+        if match is None:  # a conditional requirement, such as `; extra == "worker"`
             continue
         try:
             there = importlib.metadata.version(match[1])

@@ -23,10 +23,10 @@ from .network import owned
 from .targets import Subject, Target
 
 CHECKS = Register(Subject.SERVER)
-DRIVER_WITHIN_S = 60.0  # with persistence mode off it initialises each GPU when it is asked first
+DRIVER_WITHIN_S = 60.0  # without persistence mode, the driver initialises each GPU at the first query
 NAMED = 4
 
-INIT = {  # by the error of NVML's start: its cause, and the remedy
+INIT = {  # by error code of nvmlInit: cause and remedy
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         "the driver's library libnvidia-ml.so.1 is not there",
         "install NVIDIA's driver (Debian: `apt install nvidia-driver`), or name the library: `nvml_library`",
@@ -57,7 +57,7 @@ INIT = {  # by the error of NVML's start: its cause, and the remedy
 
 
 def _without_gpus(target: Target) -> Finding | None:
-    """Return a finding where no GPU is expected."""
+    """Return a finding if the server is not expected to have a GPU; else None."""
     assert target.daemon is not None
     slots = target.daemon.option("cpu_slots")
     if slots is not None:
@@ -200,9 +200,7 @@ def _together(findings: Sequence[tuple[int, Finding]]) -> list[Finding]:
 
 
 def _memory_is_told(handle: Any) -> bool:
-    """Return whether the GPU reports its memory: one that shares the processor's may have none. Raises NVMLError if it
-    does not answer.
-    """
+    """Return whether the GPU reports its memory: a GPU that shares the processor's memory may not. Raises NVMLError."""
     try:
         pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError_NotSupported:
@@ -244,7 +242,7 @@ def _instances(handle: Any) -> int:
 
 
 def _asked(question: Callable[..., Any], *arguments: Any) -> Any:
-    """Return NVML's answer; None if it has none."""
+    """Return NVML's answer; None if NVML does not support the query."""
     try:
         return question(*arguments)
     except pynvml.NVMLError:
@@ -377,7 +375,7 @@ def runs_on(architectures: list[str], major: int, minor: int) -> bool:
 NO_LINK_LAYER = "65534"  # ARPHRD_NONE of the kernel: WireGuard, tun
 ABORTS_BADLY, ABORTS_AGAIN = (2, 28, 3), (2, 28, 9)  # versions of NCCL: the first to avoid, the first mended one
 
-HARMFUL = {  # variables and values with which NCCL and torch are slow, or do not work
+HARMFUL = {  # environment variables, and values with which NCCL or torch is slow or fails
     ("NCCL_P2P_DISABLE", "1"): "GPUs do not talk to each other directly",
     ("NCCL_SHM_DISABLE", "1"): "processes of one server do not talk by shared memory",
     ("NCCL_NVLS_ENABLE", "1"): "NVSwitches add, so results depend on the number of GPUs",
@@ -438,7 +436,7 @@ def _tunnel(target: Target) -> str:
 
 
 def _interface(name: str, value: str, source: str, interfaces: set[str]) -> Iterator[Finding]:
-    """NCCL's lists: `^` all but these, `=` exactly these, else whatever begins so."""
+    """Yield findings on a list of interfaces for NCCL: `^` excludes, `=` means exact names, otherwise prefixes."""
     if value.startswith("^"):
         return
     for each in value.removeprefix("=").split(","):

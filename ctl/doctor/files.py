@@ -16,7 +16,7 @@ from .targets import Subject, Target
 
 CHECKS = Register(Subject.SERVER)
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-LONGEST_SCRATCH = 60  # bytes: sockets are made below
+LONGEST_SCRATCH = 60  # bytes of a directory's path, since paths of sockets below it are limited
 
 
 def account(uid: int) -> str:
@@ -51,7 +51,7 @@ def full(target: Target) -> int:
 
 
 def not_there(path: Path, owner: int) -> Finding | None:
-    """Return a finding if `path` is missing: whether the daemon can make it. None: it exists."""
+    """Return a finding on a missing `path`: whether the daemon can create it. None if it exists."""
     if path.exists():
         return None
     above = nearest(path)

@@ -36,12 +36,15 @@ STA_UNSYNC, TIME_ERROR = 0x40, 5
 TIME_DAEMONS = ("chronyd", "ntpd", "ntpsec", "systemd-timesyncd", "systemd-timesyn", "openntpd", "phc2sys", "ptp4l")
 NAMED = 5
 ASKED_WITHIN_S = 5.0
-LOCKED_BY_PROCESS = 64 << 20  # two buffers, through which a checkpoint's copies go
+LOCKED_BY_PROCESS = 64 << 20  # bytes of two pinned buffers for copies of a checkpoint
 JOBS_LOOKED_AT = 5000
 
 
 def limit(target: Target, name: str) -> int | None:
-    """Return a soft limit of the daemon, which its jobs inherit; None: unlimited. Raises LookupError if it does not run."""
+    """Return a soft limit of the daemon, which its jobs inherit; None: unlimited.
+
+    Raises LookupError if the daemon does not run.
+    """
     return _limits(target, name)[0]
 
 
@@ -102,7 +105,7 @@ def processes(target: Target) -> Finding:
         count = limit(target, "Max processes")
         if (
             count is not None and target.daemon.owner != 0
-        ):  # it does not bind root, and jobs of others count by themselves
+        ):  # the limit does not bind root, and jobs of other accounts count separately
             bounds[count] = raise_it(target, "LimitNPROC", "65536")
         for path, most in _group_tasks(target):
             bounds[most] = f"{raise_it(target, 'TasksMax', '80%')} ({path})"
@@ -435,7 +438,7 @@ def _owners(target: Target) -> set[str]:
 
 
 def _strangers(checkpoints: Path) -> list[int]:
-    """Return owners of directories there that have no account here."""
+    """Return the numeric owners of directories in `checkpoints` that have no account on this machine."""
     if not checkpoints.is_dir():
         return []
     found = set()

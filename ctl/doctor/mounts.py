@@ -11,11 +11,11 @@ from .checks import Finding, failure, warning
 __all__ = ["IN_MEMORY", "Mount", "mount_of", "room", "text"]
 
 LITTLE_BYTES, FULL_BYTES = 1 << 30, 100 << 20
-LITTLE_INODES = 0.02  # of all
+LITTLE_INODES = 0.02  # part of all inodes below which free ones are few
 
 
 def room(path: Path, full_bytes: int = FULL_BYTES) -> list[Finding]:
-    """Return the faults of the free space at `path`, which is full below `full_bytes`."""
+    """Return the faults of the free space at `path`; with less than `full_bytes` free, the disk counts as full."""
     found = os.statvfs(path)
     free = found.f_bavail * found.f_frsize
     wrong = []

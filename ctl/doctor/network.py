@@ -61,7 +61,7 @@ def key(target: Target) -> Finding:
     "controller",
     "its name is unknown, nothing listens, something else does, a firewall is between, the server's key is refused",
     "as the sentence says: each of these has one of its own",
-    limit_s=3 * REACHED_WITHIN_S,  # of several controllers each is tried
+    limit_s=3 * REACHED_WITHIN_S,  # each of several controllers is tried
 )
 def controller(target: Target) -> Finding:
     assert target.daemon is not None

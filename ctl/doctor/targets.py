@@ -50,22 +50,22 @@ class Subject(enum.Enum):
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of `--options`. Paths are absolute; "" and [] where there is none, or it is invisible."""
+    """Output of `--options`. Paths are absolute. "" and []: no value, or one that the caller may not see."""
 
     kind: str
-    name: str  # of the server, or of the cluster
+    name: str  # name of the server, or of the cluster
     version: str
     python: str
     options: dict[str, Any]
     state: str
-    controller: str = ""  # of an agent: its controller's address
+    controller: str = ""  # for an agent: the address of its controller
     checkpoints: str = ""
     scratch: str = ""
     sockets: str = ""
     isolation: dict[str, Any] = {}  # the isolation that the running agent has found possible
     changeable: list[str] = []  # files that an agent executes and other accounts may change
-    keys: str = ""  # of a controller: its directory of keys
-    clients: list[str] = []  # addresses at which it listens
+    keys: str = ""  # for a controller: its directory of keys
+    clients: list[str] = []  # addresses at which a controller listens for clients
     agents: list[str] = []
 
 
@@ -76,8 +76,8 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str
     kind: str  # "agent", "controller"
-    owner: int  # account of the running daemon, or of its unit or file
-    pid: int | None = None  # of the running one
+    owner: int  # account (uid) of the running daemon, or of its unit or file
+    pid: int | None = None  # process number of the running daemon
     described: Described | None = None
     error: str = ""
     unit: str = ""  # file of its systemd unit, if it is the installed one
@@ -116,17 +116,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class Target:
-    """What one group of checks examines: a daemon by its file, or the machine of a user."""
+    """Target of one group of checks: a daemon, by its configuration file, or a user's machine."""
 
     subject: Subject
     machine: Machine
-    python: str  # runs jobs: `--python`, else the agent's own, or at a desk the one in PATH
-    home: Path = Path("/")  # of the user's configuration
-    directory: Path | None = None  # of a cluster that `up` has started here
-    address: str = ""  # of the controller, for people
+    python: str  # interpreter of jobs: `--python`, else the agent's own, or at a desk that in PATH
+    home: Path = Path("/")  # directory of the user's configuration
+    directory: Path | None = None  # directory of a cluster that `up` has started here
+    address: str = ""  # address of the controller, for people
     key: Path | None = None
     no_cluster: str = ""  # why no address is known
-    mistaken: bool = False  # the reason is a mistake in a given name or file
+    mistaken: bool = False  # `no_cluster` is a mistake in a given name or file
     reach: Reach | None = None
     daemon: Daemon | None = None
     daemons: tuple[Daemon, ...] = field(default=())  # all that are configured here
@@ -290,7 +290,7 @@ def _unit(file: Path, kind: str, machine: Machine) -> str:
 
 
 def unit_options(path: Path) -> dict[str, str]:
-    """Return the options of a unit's file, the last value of each."""
+    """Return the options in a systemd unit's file; of repeated options the last value counts."""
     found = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         name, equals, value = line.partition("=")

@@ -32,7 +32,7 @@ from ..formatting import printable
 from .tails import Stories
 
 HISTORY_PAGE = 200
-EXPLAINED_S = 10.0  # between two explanations: each costs the controller many decisions
+EXPLAINED_S = 10.0  # interval of explanations, each of which costs the controller many decisions
 LOG_S = 1.0
 
 
@@ -44,7 +44,7 @@ class Cluster:
     servers: Servers
 
     def summary(self) -> list[str]:
-        """Return GPUs, jobs and policy in words."""
+        """Return the summary in words: GPUs, jobs and policy."""
         phases = Counter(render.phase(job) for job in self.jobs.jobs)
         total = sum(len(view.server.gpus) for view in self.servers.servers)
         used = sum(len(view.used) for view in self.servers.servers)
@@ -84,8 +84,8 @@ class GpuRun:
 
     first: int
     count: int
-    job: str  # "": none
-    why: str  # why they take no new work; "": they do
+    job: str  # "": no job uses them
+    why: str  # why the GPUs take no new work; "": they take new work
 
 
 def gpu_runs(view: ServerView) -> list[GpuRun]:
@@ -108,7 +108,7 @@ class Marks:
         self._numbers: dict[str, int] = {}
 
     def see(self, servers: Servers) -> None:
-        """Give marks to the jobs that have none yet."""
+        """Assign marks to jobs with GPUs that have none yet."""
         for view in servers.servers:
             for job in view.used.values():
                 self._numbers.setdefault(job, len(self._numbers))
@@ -117,7 +117,7 @@ class Marks:
         return self._numbers.get(job)
 
     def letters(self, job: str) -> str:
-        """Return the mark; "": the job has none."""
+        """Return the mark of a job; "": it has none."""
         number = self._numbers.get(job)
         return "" if number is None else "".join(reversed(list(_digits(number))))
 

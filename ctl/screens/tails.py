@@ -1,4 +1,4 @@
-"""The last lines of jobs' output, numbered, for all who follow it; and the last events."""
+"""The last lines of jobs' output, numbered, and their last events; shared by all viewers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..context import Context
 from ..formatting import printable
 from ..logs import Follower, Line, Wanted
 
-MOST_LINES = 2000  # kept of a job
-MOST_CHARACTERS = 4000  # shown of a line
+MOST_LINES = 2000  # kept lines of a job
+MOST_CHARACTERS = 4000  # shown characters of a line
 MOST_KEPT = 16  # jobs whose logs or events are kept
 LAST_EVENTS = 200
 EVENTS_PAGE = 1000
@@ -23,7 +23,7 @@ EVENTS_PAGE = 1000
 class TailChunk:
     """The kept lines of a tail. The first one has the number `first`."""
 
-    tail: str  # random: numbers of another tail mean nothing here
+    tail: str  # random id; line numbers are valid for this tail only
     first: int
     lines: tuple[list[Any], ...]  # [time_s, worker, stream, text]
     several: bool
@@ -31,7 +31,7 @@ class TailChunk:
     troubles: tuple[str, ...]
 
     def after(self, tail: str, number: int) -> dict[str, Any]:
-        """Return the lines from `number` on, where a viewer of this tail has ended; all lines for another viewer."""
+        """Return the lines from `number` on if `tail` is this one, else all lines. `number`: the viewer's next line."""
         known = tail == self.tail and self.first <= number
         skipped = max(0, number - self.first) if known else 0
         return {
@@ -46,7 +46,7 @@ class TailChunk:
 
 
 class Tail:
-    """Progress of reading a job's output. Its calls belong to one thread."""
+    """Kept lines of a job's output, and the position of reading. For one thread."""
 
     def __init__(self, job: str) -> None:
         self._job = job
@@ -60,8 +60,9 @@ class Tail:
         self._count = 0
 
     def read(self, shared: Context) -> TailChunk:
-        """Read on, and return the kept lines. Another connection may lead to another cluster, whose logs are read from their
-        beginning. Raises what `Context.ask` raises.
+        """Read the new output, and return the kept lines. Raises the errors of `Context.ask`.
+
+        After a reconnection the cluster may be another one, so its logs are read from their beginning.
         """
         if shared is not self._shared:
             self._begin(shared)
@@ -87,7 +88,7 @@ def _shown(line: Line) -> list[Any]:
 
 
 class Tails:
-    """The tails that were asked for last."""
+    """Tails of the jobs that viewers have requested last."""
 
     def __init__(self) -> None:
         self._tails: OrderedDict[str, Tail] = OrderedDict()
@@ -101,14 +102,14 @@ class Tails:
 
 
 class Stories:
-    """The last events of the jobs that were asked for last, or of the cluster (None). Its calls belong to one thread."""
+    """Last events of the requested jobs, and of the cluster (None). For one thread."""
 
     def __init__(self) -> None:
         self._shared: Context | None = None
         self._stories: OrderedDict[str | None, tuple[int, deque[EventView]]] = OrderedDict()
 
     def of(self, shared: Context, job: str | None) -> tuple[EventView, ...]:
-        """Return the last events. Another connection may lead to another cluster, which counts from 1."""
+        """Return the last events. After a reconnection all events are read again, as the cluster may be another one."""
         if shared is not self._shared:
             self._shared = shared
             self._stories.clear()

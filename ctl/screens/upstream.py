@@ -1,7 +1,7 @@
 """Answers of the controller, shared by all viewers.
 
-Each thing is asked for at most once in an interval, however many viewers want it, and never while none does. While no controller
-answers, viewers get the last answer with its age.
+Each request is sent at most once in an interval, for any number of viewers, and never without a viewer. While no
+controller answers, viewers get the last answer with its age.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Work: TypeAlias = Callable[[Context], T]
 
-INTERVAL_S = 2.0  # between two requests for the same thing
-STALE_AFTER_S = 1.0  # a viewer who waits longer than this gets the answer before
-MOST_WAITING = 64  # requests of one thread
-MOST_KEPT = 256  # answers
+INTERVAL_S = 2.0  # least time between two equal requests
+STALE_AFTER_S = 1.0  # a viewer who has waited this long gets the previous answer
+MOST_WAITING = 64  # most waiting requests of one thread
+MOST_KEPT = 256  # most cached answers
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CachedAnswer(Generic[T_co]):
-    """An answer, its age, and why there is no newer one; "": there is no reason."""
+    """An answer, its age, and the reason why no newer one is available; "": it is up to date."""
 
     value: T_co
     age_s: float
@@ -53,7 +53,8 @@ class RequestThread:
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def run(self, work: Work[T]) -> asyncio.Future[T]:
-        """Return the outcome of `work` in the thread. Raises ClusterUnreachable if too much waits for the thread."""
+        """Return the outcome of `work` in the thread. Raises ClusterUnreachable if too many
+        requests wait for the thread."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         try:
             self._waiting.put_nowait((work, future))
@@ -99,7 +100,7 @@ class _Kept:
 
 
 class Upstream:
-    """The last answers of the controller by what they are about."""
+    """The last answers of the controller, by request."""
 
     def __init__(self, connect: Callable[[], Context], clock: Callable[[], float] = time.monotonic) -> None:
         self._connect = connect

@@ -14,7 +14,7 @@ from pathlib import Path
 from ...protocol.errors import UserError
 from . import library, sysfs
 
-OPTIONS = ("nvml_library", "sysfs", "worker_device")  # of an agent's configuration
+OPTIONS = ("nvml_library", "sysfs", "worker_device")  # options of an agent's configuration that select stand-ins
 DIRECTORY = "standins"
 DESCRIPTION = "server.txt"
 

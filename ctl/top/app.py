@@ -1,4 +1,4 @@
-"""The application: pages, keys and prompts."""
+"""The Textual application of `elasticctl top`: pages, keys and prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .lines import Lines
 from .views import Item, cut
 
 STALE_S = 8.0
-LEAST_SERVERS = 4  # whose GPUs are shown above the jobs, however low the terminal is
+LEAST_SERVERS = 4  # servers shown above the jobs even on a terminal with few lines
 WORDS_HINT = "words that lines have"
 PLACES_HINT = "jobs, history, quota, health, JOB, log JOB, why JOB, user NAME"
 HELP = """\
@@ -123,13 +123,13 @@ class Top(App[None]):
         self._marks = Marks()
         self._pages = [HOME]
         self._mine = False
-        self._asks = ""  # the prompt that is open: "/" or ":"
+        self._asks = ""  # the open prompt: "/" (filter), ":" (go to), or ""
         self._filter = ""
-        self._left = ""  # job of the page that was left last
+        self._left = ""  # job of the page that was closed last
         self._built: Built | None = None
         self._seen_s: float | None = None  # time of the shown data
         self._trouble = ""
-        self._said = ""  # the first line of the screen
+        self._said = ""  # text of the screen's first line
 
     def compose(self) -> ComposeResult:
         yield from (self._head, self._banner, self.lines, self._prompt, self._keys)
@@ -151,7 +151,8 @@ class Top(App[None]):
 
     def _load(self, anew: bool = False) -> None:
         """Load the page now, and again after its interval."""
-        self.run_worker(self._follow(self.page, anew), group="page", exclusive=True)  # ends the one of the page before
+        # `exclusive` cancels the worker of the previous page.
+        self.run_worker(self._follow(self.page, anew), group="page", exclusive=True)
 
     async def _follow(self, page: Page, anew: bool) -> None:
         while True:
@@ -168,7 +169,7 @@ class Top(App[None]):
             await asyncio.sleep(page.every_s)
 
     async def _asked(self, page: Page) -> tuple[CachedAnswer[object], Built, str]:
-        """Return the answer for a page, what makes its lines for a width, and the first line of the screen."""
+        """Return the answer for a page, the function that makes its lines, and the first line of the screen."""
         get, get_soon, job = self._upstream.get, self._upstream.at_hand, page.job
         match page.kind:
             case "home" | "gpus":
@@ -209,7 +210,7 @@ class Top(App[None]):
         return views.home(found, self._marks, self._viewer, self._mine, most, width)
 
     def _draw(self, anew: bool) -> None:
-        """Show the data in hand."""
+        """Show the last received data."""
         self._tell()
         if self._built is not None:
             self.lines.points = self.page.points
@@ -254,7 +255,7 @@ class Top(App[None]):
             self._draw(anew=True)
 
     def action_leave(self) -> None:
-        """End the prompt, or the filter, or the page."""
+        """Close the prompt if one is open, else the filter, else the page."""
         if self._asks:
             self._close(keep=False)
         elif self._filter:
@@ -307,7 +308,7 @@ class Top(App[None]):
         self._tell()
 
     def _command(self, text: str) -> None:
-        """Go where `text` says."""
+        """Go to the page that `text` names."""
         word, _, rest = text.partition(" ")
         rest = rest.strip()
         if word in ("q", "quit", "q!"):

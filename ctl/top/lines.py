@@ -19,7 +19,7 @@ CURRENT = Style(bold=True, underline=True)
 
 
 class Lines(ScrollView, can_focus=True):
-    """Items below each other."""
+    """Widget with items below each other."""
 
     DEFAULT_CSS = "Lines { scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; overflow-x: hidden; }"
 
@@ -28,7 +28,7 @@ class Lines(ScrollView, can_focus=True):
         self._items: Sequence[Item] = ()
         self._words: tuple[str, ...] = ()
         self._shown: list[Item] = []
-        self._rows: list[tuple[int, str]] = []  # the item's number among the shown ones, and the line
+        self._rows: list[tuple[int, str]] = []  # index of the item among the shown ones, and the line
         self._choosable: list[int] = []  # numbers of shown items that can be current
         self._current = 0
         self.points = True  # whether an item is current; else keys only scroll
@@ -60,12 +60,12 @@ class Lines(ScrollView, can_focus=True):
             self.call_after_refresh(self.scroll_to, y=len(self._rows), animate=False)
 
     def filter(self, text: str) -> None:
-        """Show only items with all words of `text`, and titles."""
+        """Show only titles, and items that contain all words of `text`."""
         self._words = tuple(text.lower().split())
         self._arrange(self.current.job if self.current is not None else "")
 
     def _arrange(self, job: str) -> None:
-        """Choose the shown items. The one of `job` stays the current one, wherever it is now."""
+        """Determine the shown items. The item of `job` stays the current one, at its new place."""
         self._shown = [item for item in self._items if item.fixed or not self._words or self._matches(item)]
         if job:
             same = (at for at, item in enumerate(self._shown) if item.job == job)
@@ -102,7 +102,7 @@ class Lines(ScrollView, can_focus=True):
         self._reveal()
 
     def page(self, by: int) -> None:
-        """Go on by screens."""
+        """Go to a later or earlier screen."""
         self.step(by * max(1, self.size.height - 2))
 
     def edge(self, last: bool) -> None:

@@ -1,7 +1,7 @@
 """Lines of the pages of `elasticctl top`. Pure.
 
-A line is text with at most colours of its own; texts of jobs and operators hold no control characters. Nothing depends on
-a colour: jobs are told apart by letters, phases and states by words.
+A line is text with ANSI colours; texts of jobs and operators contain no control characters. No information depends on a
+colour alone: letters distinguish jobs, words distinguish phases and states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..screens.tails import TailChunk
 from ..tables import Cell, Row, Table, cell_len, hung, middle, painted, parts
 
 FREE, BARRED = "·", "x"
-COLOURS = ("30;46", "30;43", "30;42", "30;45", "37;44", "37;41")  # front and back of a job's GPUs
+COLOURS = ("30;46", "30;43", "30;42", "30;45", "37;44", "37;41")  # ANSI codes of a job: text and background
 BAR = "█"
 PARTS_OF_BLOCK = " ▁▂▃▄▅▆▇█"
 CHART_ROWS = 5
@@ -30,8 +30,11 @@ SERVER_WIDTH = 20
 
 
 class Item:
-    """Lines that belong together. `job`: what opens when they are chosen; "": nothing. `fixed`: a title, which no filter
-    hides and nobody chooses. `folded`: lines after the first are made and shown while the item is the current one.
+    """Lines that belong together.
+
+    `job`: the job whose page opens when the item is chosen; "": none. `fixed`: the item is a title, which no filter
+    hides and which cannot be chosen. `folded`: lines after the first are made and shown only while the item is the
+    current one.
     """
 
     __slots__ = ("_lines", "_rest", "fixed", "folded", "job")
@@ -107,7 +110,7 @@ def gpus(found: Cluster, marks: Marks, width: int) -> Iterator[Item]:
 
 
 def gpu_items(servers: Sequence[ServerView], now_s: float, marks: Marks, width: int) -> Iterator[Item]:
-    """Yield a line for each server: its name, GPUs, state, and below what is to be said of it."""
+    """Yield an item for each server: name, GPUs and state in a line, and its notes below."""
     rows = render.server_table(servers, now_s).rows
     names = min(SERVER_WIDTH, max((cell_len(view.server.server) for view in servers), default=0))
     longest = max((len(marks.letters(job)) for view in servers for job in view.used.values()), default=1)
@@ -142,7 +145,7 @@ def gpu_map(view: ServerView, marks: Marks, longest: int) -> tuple[str, int]:
 
 
 def cut(text: str, width: int) -> str:
-    """Return the beginning of a text that is too long; the page of servers has it whole."""
+    """Return the text, shortened to `width`; the page of servers shows the whole text."""
     if cell_len(text) <= width:
         return text
     while text and cell_len(text) > width - 1:
@@ -159,7 +162,7 @@ def text_items(lines: Iterable[str], width: int) -> Iterator[Item]:
 
 
 def job_page(found: JobFound, events: Sequence[EventView], width: int) -> Iterator[Item]:
-    """Yield all that is known of a job: shares over time, pauses of its resizes, facts, events."""
+    """Yield the page of a job: shares over time, pauses of its resizes, facts, events."""
     view, now_s = found.job, found.time_s
     yield Item((painted(printable(render.outcome(view, "  ")), "bold", True),), fixed=True)
     yield title("GPUs over time", width)
@@ -221,7 +224,7 @@ def pause_lines(resizes: Sequence[Resize], width: int) -> Iterator[str]:
 
 
 def why(found: JobFound, width: int, starts: str = "") -> Iterator[Item]:
-    """Yield the reasons for a job's GPUs, and what would change them. starts: when it does, in words; "": not known."""
+    """Yield the reasons for a job's GPUs, the changes that would alter them, and when a waiting job starts, if `starts` says so."""
     forecast = [Part("starts", starts)] if starts and found.job.phase is JobPhase.PENDING else []
     for line in Page(width).lines([*explain.parts(*explanation_of(found), found.time_s), *forecast]):
         yield Item(_folded(line, width))

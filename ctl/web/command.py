@@ -68,7 +68,7 @@ def web(
         lifespan="off",
         proxy_headers=False,
         server_header=False,
-        access_log=False,  # addresses may have the token
+        access_log=False,  # addresses may contain the token
         log_level="warning",
         limit_concurrency=MOST_CONNECTIONS,
         timeout_keep_alive=15,
@@ -76,7 +76,7 @@ def web(
     )
     at = (name or [host])[0]
     shown = f"[{at}]" if ":" in at else at
-    new = f"?token={token}" if token and token_file is None else ""  # one that is kept belongs into no journal
+    new = f"?token={token}" if token and token_file is None else ""  # a permanent token must not appear in logs
     print(f"{'https' if secure else 'http'}://{shown}:{port}/{new}", flush=True)
     wants = f", with ?token= and the token of {token_file}," if token_file is not None else ""
     say(f"elasticctl: whoever opens this address{wants} sees what {who} sees; Ctrl-C ends it")

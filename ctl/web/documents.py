@@ -18,7 +18,8 @@ from ..tables import Row, Table
 
 
 def table(found: Table, links: Sequence[str] = (), users: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a table of a command. `links`: the page that each row leads to; `users`: whose each row is."""
+    """Return a table of a command. `links`: the page that each row leads to; `users`: the user of each
+    row."""
     return {
         "columns": [[column.title, column.right] for column in found.columns],
         "note": found.note_title,
@@ -112,7 +113,7 @@ def _resizes(view: JobView) -> list[dict[str, Any]]:
 
 
 def explanation(found: JobFound) -> dict[str, Any]:
-    """Return the reasons for a job's GPUs, and what would change them."""
+    """Return the reasons for a job's GPUs, and the changes that would alter them."""
     parts = explain.parts(*explanation_of(found), found.time_s)
     return {"parts": [[part.label, printable(part.text), part.command] for part in parts]}
 

@@ -1,4 +1,4 @@
-"""The HTTP guard of the pages: which requests are answered, and the headers of all answers.
+"""The HTTP guard of the pages: it decides which requests are answered, and adds headers to all answers.
 
 * Only GET and HEAD: nothing here changes the cluster.
 * Only known names in the `Host` header. A page of another site whose name has been made to lead here (DNS rebinding)
@@ -33,13 +33,15 @@ ALWAYS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.ite
 
 
 class Guard:
-    """Application around another one, which gets only allowed requests."""
+    """ASGI application that passes only allowed requests to another one."""
 
     def __init__(
         self, app: ASGIApp, names: Iterable[str], token: str | None, cookie: str = "elasticctl", secure: bool = False
     ) -> None:
-        """`names`: allowed in the `Host` header. `token`: None asks for none. `cookie`: name of the token's cookie, since
-        browsers send cookies to all ports of a machine. `secure`: the pages are served by TLS.
+        """`names`: allowed in the `Host` header.
+
+        `token`: None: no token is required. `cookie`: name of the token's cookie, since browsers send cookies to all
+        ports of a machine. `secure`: the pages are served by TLS.
         """
         self._app = app
         self._names = frozenset(name.lower() for name in names)

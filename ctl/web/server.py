@@ -1,4 +1,4 @@
-"""The application: which address gives which page or document."""
+"""The web application: its routes to pages and documents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 PAGES = ("/", "/jobs/{job}", "/history", "/quota", "/health")
 STATUS = {UserError: 404, NotAllowed: 403, RequestRefused: 409, ClusterUnreachable: 503}
-LONGEST_NAME = 256  # characters of a job's name or of the mark of a page
+LONGEST_NAME = 256  # characters of a job's name, or of the cursor of a page
 
 
 def application(connect: Callable[[], Context], viewer: str) -> Starlette:
@@ -74,7 +74,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 class Pages:
-    """The endpoints of documents."""
+    """Endpoints that answer with documents."""
 
     def __init__(self, connect: Callable[[], Context], viewer: str) -> None:
         self._upstream = Upstream(connect)
