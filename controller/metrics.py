@@ -150,13 +150,13 @@ def _servers(cluster: Cluster, now: float) -> Iterator[Figure]:
     counts = {"alive": len(alive) - unfit, "unfit": unfit, "lost": lost, "foreign": len(cluster.servers.foreign)}
     text = "Servers: whole, unable to start workers for now, lost, of another cluster."
     yield labelled(Kind.GAUGE, "servers", text, "state", {name: float(count) for name, count in counts.items()})
-    told: dict[tuple[str, ...], float] = {}
+    troubles: dict[tuple[str, ...], float] = {}
     for name in alive:
         for trouble in cluster.servers.sessions[name].troubles:
             key = (trouble.code, trouble.severity.value)
-            told[key] = told.get(key, 0.0) + 1
+            troubles[key] = troubles.get(key, 0.0) + 1
     text = "What agents say is wrong with servers and GPUs, by code and what it means for work."
-    yield table(Kind.GAUGE, "troubles", text, ("code", "severity"), told.items())
+    yield table(Kind.GAUGE, "troubles", text, ("code", "severity"), troubles.items())
     tainted = sum(len(cluster.servers.tainted.get(name, ())) for name in alive)
     yield gauge("gpus_barred", "GPUs of present servers that take no new work.", tainted)
     cordons = [

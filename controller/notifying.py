@@ -105,10 +105,10 @@ def _run(argv: tuple[str, ...], fed: bytes, more: Mapping[str, str]) -> None:
             os.killpg(child.pid, 9)
             raise
     if child.returncode:
-        told = output.decode(errors="replace").strip()[-MAX_OUTPUT:]
+        text = output.decode(errors="replace").strip()[-MAX_OUTPUT:]
         raise OSError(
-            f"{argv[0]} has ended with {child.returncode}: {told}"
-            if told
+            f"{argv[0]} has ended with {child.returncode}: {text}"
+            if text
             else f"{argv[0]} has ended with {child.returncode}"
         )
 

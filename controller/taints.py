@@ -55,12 +55,12 @@ class Taint:
         return self.severity is Severity.MOVE_AWAY and self.drain is not CordonKind.DRAIN_BY_PREEMPTING
 
 
-def within_bounds(server: Server, told: Iterable[Trouble]) -> tuple[Trouble, ...]:
+def within_bounds(server: Server, reported: Iterable[Trouble]) -> tuple[Trouble, ...]:
     """Return the troubles in an agent's report, without invalid ones and those beyond the limits; texts are cut."""
     there = {gpu.index for gpu in server.gpus}
     found: list[Trouble] = []
     of_whole = 0
-    for trouble in told:
+    for trouble in reported:
         if len(found) >= MOST_TROUBLES or not 0 < len(trouble.code) <= MOST_CODE or not trouble.code.isprintable():
             continue
         if trouble.gpu is not None and trouble.gpu not in there:

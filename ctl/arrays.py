@@ -190,15 +190,15 @@ def _as_one(elements: Sequence[JobView], array: ArrayElement) -> JobView:
         for phase in (*_ACTIVE, JobPhase.PENDING, JobPhase.FAILED, JobPhase.CANCELLED, JobPhase.FINISHED)
         if counts[phase]
     )
-    told = [f"{counts[phase]} {phase.value}" for phase in JobPhase if counts[phase]]
+    parts = [f"{counts[phase]} {phase.value}" for phase in JobPhase if counts[phase]]
     if (elsewhere := array.size - len(elements)) > 0:
-        told.append(f"{elsewhere} over")
+        parts.append(f"{elsewhere} over")
     ends = [job.finished_s for job in elements if job.finished_s is not None]
     return replace(
         first,
         job=title(array),
         phase=phase,
-        reason=", ".join(told),
+        reason=", ".join(parts),
         share_gpus=sum(job.share_gpus for job in elements),
         wanted_gpus=sum(job.wanted_gpus for job in elements),
         finished_s=max(ends) if len(ends) == len(elements) else None,

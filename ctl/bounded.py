@@ -88,16 +88,16 @@ def in_order(works: Sequence[Work]) -> Iterator[Done]:
     waiting = list(enumerate(works))[::-1]
     running: dict[int, _Child] = {}
     finished: dict[int, Done] = {}
-    told = 0
+    next_number = 0
     try:
-        while told < len(works):
+        while next_number < len(works):
             while waiting and len(running) < AT_ONCE:
                 child = _Child(*waiting.pop())
                 running[child.reading] = child
             _turn(running, finished)
-            while told in finished:
-                yield finished.pop(told)
-                told += 1
+            while next_number in finished:
+                yield finished.pop(next_number)
+                next_number += 1
     finally:
         for child in running.values():
             child.done(hung=True)

@@ -205,8 +205,8 @@ def unknown_program(program: str) -> str:
     return f": it comes with the package {package}; activate the environment that has it"
 
 
-def gpus_for(command: Sequence[str], gpus: WantedGpus, told: bool) -> WantedGpus:
-    """Return the GPUs that a launcher's own options require. `told`: the user has chosen the number.
+def gpus_for(command: Sequence[str], gpus: WantedGpus, is_chosen: bool) -> WantedGpus:
+    """Return the GPUs that a launcher's own options require. `is_chosen`: the user has chosen the number.
 
     Launchers other than torchrun use one server unless configured otherwise, so their GPUs are all on one server.
     """
@@ -214,7 +214,7 @@ def gpus_for(command: Sequence[str], gpus: WantedGpus, told: bool) -> WantedGpus
     if gpus.per_server is not None or (not found.launcher and not mpi(command)):
         return gpus
     each, servers = processes_of_torchrun(command)
-    if not told and (each or servers):
+    if not is_chosen and (each or servers):
         low = high = (each or 1) * (servers or 1)
     if each is None and low == high:
         if servers is not None:

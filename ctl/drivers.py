@@ -40,5 +40,5 @@ def look() -> DriverTrouble:
         )
     except subprocess.TimeoutExpired:
         return DriverTrouble(f"it has not answered within {ANSWERED_WITHIN_S:.0f} s")
-    told = done.stdout.strip() if not done.returncode else f"exit code {done.returncode}"
-    return DriverTrouble(told.removeprefix(ABSENT), told.startswith(ABSENT))
+    output = done.stdout.strip() if not done.returncode else f"exit code {done.returncode}"
+    return DriverTrouble(output.removeprefix(ABSENT), output.startswith(ABSENT))

@@ -112,14 +112,14 @@ def silent(fleet: Fleet, present: Collection[str]) -> str:
     """Return why servers other than those `present` have not reached the controller, as far as their hosts report."""
     hosts = [host for host in fleet.hosts if host.name not in present]
     answers = _ssh(fleet).ask_all({host: Look(cluster=fleet.cluster, server=host.name) for host in hosts})
-    told = {}
+    found = {}
     for host, answer in answers.items():
         if isinstance(answer, Seen):
             state = "its agent runs, and does not reach" if answer.runs else "its agent has ended; it was to reach"
-            told[host] = f"{state} {fleet.agents}. Its log ends with: {answer.log or 'nothing'}"
+            found[host] = f"{state} {fleet.agents}. Its log ends with: {answer.log or 'nothing'}"
         else:
-            told[host] = str(answer)
-    return reasons(told)
+            found[host] = str(answer)
+    return reasons(found)
 
 
 def _start_of(fleet: Fleet, host: Host, keys: KeyDirectory, seen: Seen) -> Start:

@@ -101,13 +101,13 @@ class _Waits:
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self._told = ""
+        self._shown = ""
 
     def tell(self, view: JobView) -> None:
         waits = view.phase is JobPhase.PENDING and not view.workers
         words = SECONDS.sub("", view.reason) if waits else ""
-        if waits and words and words != self._told:
+        if waits and words and words != self._shown:
             say(f"elasticctl: {self._job} waits: {render.printable(view.reason)}")
-        elif self._told and not waits and not view.phase.final:
+        elif self._shown and not waits and not view.phase.final:
             say(f"elasticctl: {self._job} has GPUs, and starts")
-        self._told = words
+        self._shown = words

@@ -92,11 +92,11 @@ class Shell:
             raise
 
     def _until_it_runs(self, job: JobId) -> None:
-        told = ""
+        shown = ""
         while (view := self._shared.job(job)).phase is not JobPhase.RUNNING:
             if view.phase.final:
                 raise RequestRefused(f"{job} is over before it had a shell: {render.verdict(view)}")
-            if view.phase is JobPhase.PENDING and view.reason and view.reason != told:
-                told = view.reason
-                say(f"elasticctl: {job} waits: {render.printable(told)}")
+            if view.phase is JobPhase.PENDING and view.reason and view.reason != shown:
+                shown = view.reason
+                say(f"elasticctl: {job} waits: {render.printable(shown)}")
             time.sleep(LOOK_S)

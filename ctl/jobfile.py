@@ -207,10 +207,10 @@ def build(
     workdir = _workdir(f"{source}: workdir", written.workdir, cwd, file)
     env = _environment(f"{source}: env", written.env or {}, options.env, environ)
     _check_program(f"{source}: command", command, workdir, env)
-    told = options.gpus.gpus is not None or written.gpus is not None
+    is_chosen = options.gpus.gpus is not None or written.gpus is not None
     if isinstance(written.gpus, dict) and options.gpus.gpus is None:
-        told = "max" in written.gpus
-    gpus = commands.gpus_for(command, wanted_gpus(f"{source}: gpus", written.gpus, options.gpus), told)
+        is_chosen = "max" in written.gpus
+    gpus = commands.gpus_for(command, wanted_gpus(f"{source}: gpus", written.gpus, options.gpus), is_chosen)
     processes = _processes(*pick("processes", options.processes, written.processes), command)
     restarts = _within(*pick("restarts", options.restarts, written.restarts), 0, MAX_RUN_AGAIN)
     if lacking := commands.lacks(command, workdir, env, here=doubt is None):

@@ -159,10 +159,10 @@ def length(job: JobView, known: JobLength) -> str:
     if known.by_reports and known.steps and not job.phase.final:
         return f"about {known.steps:,.0f} steps, until {printable(known.by_reports)}, by what it reports"
     if told_by is not None and known.steps:
-        told = f"{known.steps:,.0f} steps, told by {told_by}"
+        text = f"{known.steps:,.0f} steps, told by {told_by}"
         if not job.phase.final:
-            return told
-        return f"{told}; it ended after {done:,}" + (f", {done / known.steps:.0%}" if done < known.steps else "")
+            return text
+        return f"{text}; it ended after {done:,}" + (f", {done / known.steps:.0%}" if done < known.steps else "")
     if job.phase.final:
         return f"not told; it ended after {done:,} steps"
     if known.steps is None or known.least_steps is None or known.most_steps is None:
@@ -190,13 +190,14 @@ def refused_job(refused: RefusedJob) -> str:
     return printable(f"{refused.job} refused: {refused.reason}")
 
 
-def _phase_and_reason(phase: str, told: str, reason: str) -> str:
-    """Return the phase with its reason. `told`: the phase with its details. A reason may begin with the phase itself:
-    "cancelled by alice".
+def _phase_and_reason(phase: str, detailed: str, reason: str) -> str:
+    """Return the phase with its reason.
+
+    `detailed`: the phase with its details. A reason may begin with the phase itself: "cancelled by alice".
     """
     if reason.startswith(phase):
-        return told + printable(reason.removeprefix(phase))
-    return told + (f": {printable(reason)}" if reason else "")
+        return detailed + printable(reason.removeprefix(phase))
+    return detailed + (f": {printable(reason)}" if reason else "")
 
 
 def because(job: JobView) -> str:
@@ -469,21 +470,21 @@ def _notes(*texts: str) -> tuple[str, ...]:
 
 def _used(view: ServerView) -> str:
     """Return "digits-1 (0-3: 62 %), tabular-2 (5)": the jobs with their GPUs, and how busy these are if that is known."""
-    told = []
+    jobs = []
     for job in dict.fromkeys(view.used.values()):
         gpus = [gpu for gpu, name in view.used.items() if name == job]
         parts = [view.busy[gpu] for gpu in gpus if gpu in view.busy]
-        told.append(f"{job} ({ranges(gpus)}{f': {percent(sum(parts) / len(parts))}' if parts else ''})")
-    return ", ".join(told)
+        jobs.append(f"{job} ({ranges(gpus)}{f': {percent(sum(parts) / len(parts))}' if parts else ''})")
+    return ", ".join(jobs)
 
 
 def pushed(losers: Sequence[ShareForecast]) -> str:
     """Return the jobs that lose GPUs to another job, with the numbers."""
-    told = [
+    texts = [
         f"{loser.job} ({loser.before_gpus} -> {gpu_count(loser.after_gpus)})" for loser in losers[:MOST_PUSHED_TOLD]
     ]
-    more = len(losers) - len(told)
-    return ", ".join([*told, *([f"and {more} more"] if more else [])])
+    more = len(losers) - len(texts)
+    return ", ".join([*texts, *([f"and {more} more"] if more else [])])
 
 
 def event_line(event: EventView) -> str:
@@ -548,11 +549,11 @@ def _prospects(job: JobView, now_s: float) -> Iterator[Fact]:
 def _workers(job: JobView) -> Iterator[Fact]:
     """Yield the workers, and the last of those that have failed."""
     if job.workers:
-        told = (
+        lines = (
             f"{w.worker:<16} {w.server}:{gpus_of(w):<3} {w.phase.value:<9} pid {w.pid or '-'}{_worker_use(w)}{note(w)}"
             for w in job.workers
         )
-        yield Fact("workers", f"generation {job.generation}", tuple(told))
+        yield Fact("workers", f"generation {job.generation}", tuple(lines))
     failed = [worker for worker in job.past_workers if worker.exit_code not in (0, None) and worker.reason != RELEASED]
     ended = (f"{w.worker:<16} {w.server}:{gpus_of(w):<3} ended     {printable(w.reason)}" for w in failed[-3:])
     yield Fact("", "", tuple(ended))
@@ -592,17 +593,17 @@ def _worker_use(worker: WorkerView) -> str:
     return busy + peak
 
 
-def gpu_time(told: GpuSeconds) -> str:
+def gpu_time(spent: GpuSeconds) -> str:
     """Return a job's GPU time, in GPU-seconds or hours."""
-    unit_s, unit = (1.0, "GPU-seconds") if told.held_gpu_s <= FEW_GPU_S else (3600.0, "GPU-hours")
+    unit_s, unit = (1.0, "GPU-seconds") if spent.held_gpu_s <= FEW_GPU_S else (3600.0, "GPU-hours")
     columns = (
-        (told.used_gpu_s, "used"),
-        (told.idle_gpu_s, "idle"),
-        (told.paused_gpu_s, "paused"),
-        (told.lost_gpu_s, "lost"),
+        (spent.used_gpu_s, "used"),
+        (spent.idle_gpu_s, "idle"),
+        (spent.paused_gpu_s, "paused"),
+        (spent.lost_gpu_s, "lost"),
     )
     parts = [f"{gpu_s / unit_s:.1f} {what}" for gpu_s, what in columns if gpu_s / unit_s >= 0.05]
-    return f"{told.held_gpu_s / unit_s:.1f} {unit}: {', '.join(parts)}"
+    return f"{spent.held_gpu_s / unit_s:.1f} {unit}: {', '.join(parts)}"
 
 
 def point_line(point: CurvePoint) -> str:
@@ -636,19 +637,19 @@ def usage_table(rows: Sequence[UsageRow], by: UsageBy) -> Table:
     every = _sum(rows)
     unit_s = _unit_s(every)
     columns = (Column(by.value.upper()), *((Column("USER"),) if by is UsageBy.JOB else ()), *USAGE_COLUMNS)
-    told = [_usage_row(row, by, unit_s) for row in rows]
+    cells = [_usage_row(row, by, unit_s) for row in rows]
     if len(rows) > 1:
-        told.append(_usage_row(UsageRow(gpu_seconds=every, user="all", day="all", job=JobId("all")), by, unit_s))
-    return Table(columns, told)
+        cells.append(_usage_row(UsageRow(gpu_seconds=every, user="all", day="all", job=JobId("all")), by, unit_s))
+    return Table(columns, cells)
 
 
 def _usage_row(row: UsageRow, by: UsageBy, unit_s: float) -> Row:
     name = {UsageBy.USER: row.user, UsageBy.DAY: row.day, UsageBy.JOB: row.job}[by]
-    told, held = row.gpu_seconds, row.gpu_seconds.held_gpu_s
-    numbers = (told.used_gpu_s, told.idle_gpu_s, told.paused_gpu_s, told.lost_gpu_s, held)
+    spent, held = row.gpu_seconds, row.gpu_seconds.held_gpu_s
+    numbers = (spent.used_gpu_s, spent.idle_gpu_s, spent.paused_gpu_s, spent.lost_gpu_s, held)
     shown = [f"{gpu_s / unit_s:.1f}" for gpu_s in numbers]
     users = (Cell(printable(row.user) if row.phase is not None else "-"),) if by is UsageBy.JOB else ()
-    percent = f"{100 * told.used_gpu_s / held:.0f}" if held else "-"
+    percent = f"{100 * spent.used_gpu_s / held:.0f}" if held else "-"
     return Row((Cell(printable(name)), *users, *map(Cell, shown), Cell(percent)))
 
 

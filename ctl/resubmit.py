@@ -118,7 +118,7 @@ def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
     changes: dict[str, Any] = {field: getattr(built, field) for field, value in given.items() if value is not None}
     if options.checkpoint_every is not None:
         changes["checkpoint"] = replace(before.checkpoint, every_s=built.checkpoint.every_s)
-    told = {variable.partition("=")[0] for variable in options.env}
-    env = {**before.env, **{name: value for name, value in built.env.items() if name in told}}
+    named = {variable.partition("=")[0] for variable in options.env}
+    env = {**before.env, **{name: value for name, value in built.env.items() if name in named}}
     again = {"env": env, "user": built.user, "deadline": built.deadline, "after": built.after}
     return replace(before, **changes, **again, array=None, resume=None)

@@ -19,10 +19,10 @@ NEW = JobId("the new job")
 AT_ONCE_S = 1.0
 
 
-Told: TypeAlias = tuple[str, dict[str, object]]
+StartForecast: TypeAlias = tuple[str, dict[str, object]]
 
 
-def of_job(shared: Context, job: JobView, simulate: Callable[[Outlook, JobId], Told] | None = None) -> Told | None:
+def of_job(shared: Context, job: JobView, simulate: Callable[[Outlook, JobId], StartForecast] | None = None) -> StartForecast | None:
     """Return when a waiting job starts, as a phrase and as a document; None: it does not wait for GPUs alone.
 
     simulate: calls `simulated`, in another process for example; None: it is called here.
@@ -35,7 +35,7 @@ def of_job(shared: Context, job: JobView, simulate: Callable[[Outlook, JobId], T
     return (simulate or simulated)(found, job.job)
 
 
-def of_spec(shared: Context, spec: JobSpec) -> Told | None:
+def of_spec(shared: Context, spec: JobSpec) -> StartForecast | None:
     """Return when a job would start if it were submitted, as `of_job` does."""
     if spec.after:
         return None
@@ -56,18 +56,18 @@ def _outlook(shared: Context) -> Outlook | None:
         return None
 
 
-def simulated(found: Outlook, job: JobId) -> Told:
+def simulated(found: Outlook, job: JobId) -> StartForecast:
     """Return when a job of the outlook starts, as a phrase and as a document, or why there is no forecast."""
     from ..simulator.forecast import TooLong, starts
 
     obstacle = found.obstacle
     if not obstacle:
         try:
-            told = starts(found, job)
+            forecast = starts(found, job)
         except TooLong as error:
             obstacle = str(error)
         else:
-            return phrase(told, found.time_s), document(told, found.time_s)
+            return phrase(forecast, found.time_s), document(forecast, found.time_s)
     return f"no forecast: {obstacle}", {"obstacle": obstacle}
 
 

@@ -239,14 +239,14 @@ class _Each(Generic[A]):
             except ElasticError as error:
                 self._refused.append((name, error))
 
-    def show(self, as_json: bool, what: str, told: Sequence[tuple[dict[str, object], str]]) -> None:
+    def show(self, as_json: bool, what: str, outcomes: Sequence[tuple[dict[str, object], str]]) -> None:
         """Show the outcome for each accepted job, as documents or in words. Raises Exit if any was refused."""
         if as_json:
             refused = [{"job": name, "reason": str(error)} for name, error in self._refused]
-            documents = [document for document, _ in told]
+            documents = [document for document, _ in outcomes]
             print_json({what: [document["job"] for document in documents], "jobs": documents, "refused": refused})
         else:
-            for _, text in told:
+            for _, text in outcomes:
                 print(text)
         for _, error in self._refused:
             say(f"elasticctl: {error}")

@@ -408,7 +408,7 @@ def _forecast(shared: Context, spec: JobSpec, as_json: bool, array: Array | None
         return
     starts = starting.of_spec(shared, spec) if not answer.reason else None
     if as_json:
-        told = {
+        forecast = {
             "reason": answer.reason,
             "promise": answer.promise,
             "offer": answer.offer,
@@ -417,7 +417,7 @@ def _forecast(shared: Context, spec: JobSpec, as_json: bool, array: Array | None
             "starts": None if starts is None else starts[1],
         }
         filled = msgspec.structs.replace(spec, resume=answer.resume or spec.resume)
-        print_json({**render.plain(filled), **more, "forecast": render.plain(told)})
+        print_json({**render.plain(filled), **more, "forecast": render.plain(forecast)})
     else:
         _show_spec(spec, as_json, more)
         if answer.resume is not None:

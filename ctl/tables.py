@@ -139,9 +139,9 @@ def _beside(first: str, used: int, notes: Sequence[str], width: int | None) -> I
     if not text:
         yield first.rstrip()
         return
-    told = [text] if width is None else wrapped(text, max(SHORTEST, width - used))
-    yield f"{first}{GAP}{told[0]}"
-    for line in told[1:]:
+    lines = [text] if width is None else wrapped(text, max(SHORTEST, width - used))
+    yield f"{first}{GAP}{lines[0]}"
+    for line in lines[1:]:
         yield f"{'':{used}}{line}"
 
 

@@ -117,8 +117,8 @@ def on_slots(server: Server) -> bool:
 
 def _cpus(server: Server, node: Part) -> str:
     """Return the processors near a NUMA node, if all its GPUs report the same."""
-    told = {gpu.cpus for gpu in server.wiring.gpus if str(gpu.node) == node.name}
-    return f"CPUs {told.pop()}" if len(told) == 1 and told != {""} else ""
+    ranges = {gpu.cpus for gpu in server.wiring.gpus if str(gpu.node) == node.name}
+    return f"CPUs {ranges.pop()}" if len(ranges) == 1 and ranges != {""} else ""
 
 
 def server_label(view: ServerView) -> Any:
@@ -149,12 +149,12 @@ def types(server: Server) -> dict[str, int]:
 def gpu_label(view: ServerView, gpu: Gpu) -> Any:
     """Return the label of a GPU: its type if the server has several, its PCIe speed, its job and its troubles."""
     wiring = wiring_of(view.server, gpu.index)
-    told = [wiring.pci, speed(wiring.pcie_bytes_per_s)]
+    parts = [wiring.pci, speed(wiring.pcie_bytes_per_s)]
     if len(types(view.server)) > 1:
-        told = [render.printable(gpu.name), size(gpu.memory_bytes) if gpu.memory_bytes else "", *told[1:]]
+        parts = [render.printable(gpu.name), size(gpu.memory_bytes) if gpu.memory_bytes else "", *parts[1:]]
     if not wiring.pci:
-        told.append("does not answer, or does not tell its place")
-    label = _text(f"GPU {gpu.index}", "green", *told)
+        parts.append("does not answer, or does not tell its place")
+    label = _text(f"GPU {gpu.index}", "green", *parts)
     if gpu.index in view.used:
         label.append(f"  {render.printable(view.used[gpu.index])}", "bold")
     codes = [trouble.code for trouble in view.troubles if trouble.gpu == gpu.index]
@@ -196,8 +196,8 @@ def between_lines(server: Server) -> Iterator[str]:
             yield f"GPU {gpu.index:<3}{cells}  {cards}".rstrip()
         yield ""
     for level, (slowest, fastest) in speeds(server).items():
-        told = speed(slowest) if slowest == fastest else f"{speed(slowest)} to {speed(fastest)}"
-        yield f"{LABELS[level]:<3} {WORDS[level]:<46} {told or 'speed not told'}"
+        text = speed(slowest) if slowest == fastest else f"{speed(slowest)} to {speed(fastest)}"
+        yield f"{LABELS[level]:<3} {WORDS[level]:<46} {text or 'speed not told'}"
     yield from peer_lines(server)
     if any(way.one_gpu for way in found.values()):
         yield "MIG parts of one GPU"

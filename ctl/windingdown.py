@@ -22,7 +22,7 @@ def save_jobs(address: str) -> list[str]:
         waiting = Waiting(f"{len(running)} job{'' if len(running) == 1 else 's'} to save their state", SAVED_WITHIN_S)
         while left := _ask(client):
             waiting.pause(", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else ""))
-        return [_told(view) for view in client.jobs(GetJobs()).jobs if view.job in running]
+        return [_progress(view) for view in client.jobs(GetJobs()).jobs if view.job in running]
     except ElasticError as error:
         say(f"elasticctl: what jobs have done since their last checkpoints is not saved: {error}")
         return []
@@ -37,7 +37,7 @@ def _ask(client: Client) -> tuple[str, ...]:
     return answer.jobs
 
 
-def _told(view: JobView) -> str:
+def _progress(view: JobView) -> str:
     if not view.elastic:
         return f"{view.job}: it has not called elastic.join(), so nothing of it is saved"
     return f"{view.job}: {render.kept(view)}"

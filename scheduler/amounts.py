@@ -88,11 +88,11 @@ class Capacity:
     @classmethod
     def of(cls, server: Server) -> Capacity:
         """Return the capacity that a server's agent reports. An agent of an earlier version can enforce no limit."""
-        told = server.allocatable
-        if told is None:
+        reported = server.allocatable
+        if reported is None:
             return cls(Amounts(), unheld="its agent is of an earlier version")
-        left = Amounts(int(1000 * told.cpus), told.memory_bytes)
-        return cls(left, Amounts(int(1000 * told.worker_cpus), told.worker_memory_bytes), told.unheld)
+        left = Amounts(int(1000 * reported.cpus), reported.memory_bytes)
+        return cls(left, Amounts(int(1000 * reported.worker_cpus), reported.worker_memory_bytes), reported.unheld)
 
     def takes(self, need: Need) -> bool:
         """Return whether the server could host a worker with this need if it were empty."""

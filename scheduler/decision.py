@@ -110,14 +110,14 @@ def too_few(
     if left < least:
         taken = [(use, count) for use, count in excluded if count]
         if sum(count for _, count in taken) == known - left:
-            told = [
+            parts = [
                 f"{count}{'' if at else f' of {known}'} {_WORDS[use][0 if count == 1 else 1]}"
                 for at, (use, count) in enumerate(taken)
             ]
         else:  # the job needs GPUs on one server, or of one type
-            told = [f"{' and '.join(_WORDS[use][2] for use, _ in taken) or 'others'} leave {left} of {known}"]
-        told += [gone] if lost else []
-        held = ", and ".join([", ".join(told[:-1]), told[-1]]) if len(told) > 1 else told[0]
+            parts = [f"{' and '.join(_WORDS[use][2] for use, _ in taken) or 'others'} leave {left} of {known}"]
+        parts += [gone] if lost else []
+        held = ", and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
         return Reason(ReasonCode.NO_FREE_GPUS, f"waits for {what}: {held}")
     return Reason(ReasonCode.CLUSTER_TOO_SMALL, f"waits for {what}: {there} of {left} are there, {gone}")
 
@@ -127,9 +127,9 @@ def told_by_hand(view: ClusterView, by_hand: Ints | None) -> str:
     if by_hand is None:
         return ""
     holders = [(view.jobs.name(row), int(by_hand[row])) for row in sorted(view.manual_shares) if by_hand[row]]
-    told = [f"{name} has {gpu_count(share)} by hand" for name, share in holders[:MOST_TOLD]]
-    more = len(holders) - len(told)
-    return ", ".join([*told, *([f"{more} more have some"] if more else [])])
+    texts = [f"{name} has {gpu_count(share)} by hand" for name, share in holders[:MOST_TOLD]]
+    more = len(holders) - len(texts)
+    return ", ".join([*texts, *([f"{more} more have some"] if more else [])])
 
 
 def beside_by_hand(
@@ -148,8 +148,8 @@ def gives_way(view: ClusterView, kept: Kept) -> Reason:
     """Return the reason of a job with less than it could use, because other jobs have promised deadlines."""
     rows = [row for row, one in sorted(kept.plan.found.items()) if one.gpus and row < len(view.jobs)]
     names = [view.jobs.name(row) for row in rows]
-    told = ", ".join(names[:MOST_TOLD]) + (f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else "")
-    return Reason(ReasonCode.BEHIND_ANOTHER, f"gives GPUs to jobs with deadlines{': ' if told else ''}{told}")
+    listed = ", ".join(names[:MOST_TOLD]) + (f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else "")
+    return Reason(ReasonCode.BEHIND_ANOTHER, f"gives GPUs to jobs with deadlines{': ' if listed else ''}{listed}")
 
 
 def starts_later(view: ClusterView, kept: Kept, row: int) -> Reason | None:

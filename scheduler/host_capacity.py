@@ -50,7 +50,7 @@ def fitted(view: ClusterView, chosen: Callable[[ClusterView], Decision]) -> Deci
             break
         away = {row: away.get(row, 0) | over.get(row, 0) for row in sorted({*away, *over})}
         away |= {row: away.get(row, 0) | gpus for row, gpus in room.spread(decision.placements, over, away).items()}
-    return _told(view, room, decision if not over else _cut(view, decision, over), decision, away)
+    return _with_reasons(view, room, decision if not over else _cut(view, decision, over), decision, away)
 
 
 class Room:
@@ -220,7 +220,9 @@ def _cut(view: ClusterView, decision: Decision, over: Mapping[int, Gpus]) -> Dec
     return replace(decision, shares=shares, placements={row: gpus for row, gpus in placements.items() if gpus})
 
 
-def _told(view: ClusterView, room: Room, decision: Decision, before: Decision, away: Mapping[int, Gpus]) -> Decision:
+def _with_reasons(
+    view: ClusterView, room: Room, decision: Decision, before: Decision, away: Mapping[int, Gpus]
+) -> Decision:
     """Return the decision with cores and memory among its reasons."""
 
     def every(row: int) -> tuple[Reason, ...]:
@@ -228,8 +230,8 @@ def _told(view: ClusterView, room: Room, decision: Decision, before: Decision, a
         by_hand = row in view.manual_shares
         if row not in view.needs or by_hand or not wants or (row not in away and decision is before):
             return decision.every(row)
-        if (told := room.waits(decision.placements, row)) is not None:
-            return (told,)  # other reasons would only follow from the GPUs forbidden to the job
+        if (reason := room.waits(decision.placements, row)) is not None:
+            return (reason,)  # other reasons would only follow from the GPUs forbidden to the job
         others = tuple(each for each in decision.every(row) if each.code in UNCOUNTED)
         return others or (Reason(ReasonCode.RESOURCES, f"its workers, {view.needs[row].each} each, {BESIDE}"),)
 

@@ -102,7 +102,7 @@ class LoadedPlugin:
         try:
             self._policy = kind(self.parameters)
         except Exception as error:
-            raise _told(path, error) from None
+            raise _policy_error(path, error) from None
         self.needs_lengths = bool(kind.needs_lengths)
         self._line = kind.shares.__code__.co_firstlineno
 
@@ -123,7 +123,7 @@ class LoadedPlugin:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # also `sys.exit`: it must not end a controller
-            raise _told(self._path, error, self._line) from None
+            raise _policy_error(self._path, error, self._line) from None
         if wrong:
             raise _error(self._path, self._line, wrong)
         return found
@@ -192,19 +192,23 @@ def _module(path: str) -> tuple[ModuleType, str]:
     try:
         exec(code, module.__dict__)
     except Exception as error:
-        raise _told(path, error) from None
+        raise _policy_error(path, error) from None
     return module, text
 
 
-def _told(path: str, error: BaseException, line: int | None = None) -> PolicyError:
+def _policy_error(path: str, error: BaseException, line: int | None = None) -> PolicyError:
     """Return the error as raised at the last line of the file in its traceback; `line`: used if there is none."""
     here, at = error.__traceback__, None
     while here is not None:
         if here.tb_frame.f_code.co_filename == path:
             at = here
         here = here.tb_next
-    told = _error(path, at.tb_lineno if at is not None else line, f"{type(error).__name__}: {error}")
-    return told if at is None else told.with_traceback(TracebackType(None, at.tb_frame, at.tb_lasti, at.tb_lineno))
+    policy_error = _error(path, at.tb_lineno if at is not None else line, f"{type(error).__name__}: {error}")
+    return (
+        policy_error
+        if at is None
+        else policy_error.with_traceback(TracebackType(None, at.tb_frame, at.tb_lasti, at.tb_lineno))
+    )
 
 
 def _error(path: str, line: int | None, reason: str) -> PolicyError:

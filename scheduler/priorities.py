@@ -76,7 +76,7 @@ class _InBands:
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         given, review_s = no_shares(jobs), math.inf
-        told: dict[int, tuple[Shares, int]] = {}  # by row: the policy's answer about it, and its row in that answer
+        answers: dict[int, tuple[Shares, int]] = {}  # by row: the policy's answer about it, and its row in that answer
         stay: list[int] = []
         left = gpus
         for priority in np.unique(jobs.priority)[::-1].tolist():
@@ -85,14 +85,14 @@ class _InBands:
                 continue
             found = self._policy.shares(jobs.cut(rows), left, now, rng)
             given[rows] = found.gpus
-            told |= {row: (found, at) for at, row in enumerate(rows.tolist())}
+            answers |= {row: (found, at) for at, row in enumerate(rows.tolist())}
             stay += rows[list(found.stay)].tolist()
             review_s = min(review_s, found.review_s)
             left -= int(found.gpus.sum())
 
         def why(row: int) -> Reason | None:
-            if row in told:
-                found, at = told[row]
+            if row in answers:
+                found, at = answers[row]
                 return found.why(at)
             return waits_for(int(jobs.min_gpus[row]), left, gpus, "left by jobs of higher priorities")
 

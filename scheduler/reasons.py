@@ -91,13 +91,13 @@ class Reasons(msgspec.Struct, frozen=True, dict=True):
 
     def _of_policy(self, row: int, least: int, share: int, limit: Limit | None) -> Reason | None:
         """Return the policy's reason, with the numbers of all GPUs that the job may use."""
-        view, told = self.view, self.sharing.told(row)
-        if told is None:  # not asked: stages before the policy left too little for the job
+        view, answer = self.view, self.sharing.told(row)
+        if answer is None:  # not asked: stages before the policy left too little for the job
             reason = waits_for(least, 0, view.total_gpus) if not share else None
-        elif share and not told[0].gpus[told[1]]:  # the policy gave nothing, but another stage gave GPUs
+        elif share and not answer[0].gpus[answer[1]]:  # the policy gave nothing, but another stage gave GPUs
             reason = None
         else:
-            reason = told[0].why(told[1])
+            reason = answer[0].why(answer[1])
         if reason is None or reason.lack is None:
             return reason
         wanted, options = reason.lack.wanted, limit.options if limit is not None else (self._everything,)
@@ -202,11 +202,11 @@ def _others(view: ClusterView, limit: Limit, used: Gpus) -> str:
             for at, sort in enumerate(server.sorts):
                 if idle >> begin + at & 1:
                     count[sort.name] = count.get(sort.name, 0) + 1
-    told = sorted(count, key=lambda name: (-count[name], name))[:TOLD_KINDS]
-    if not told:
+    listed = sorted(count, key=lambda name: (-count[name], name))[:TOLD_KINDS]
+    if not listed:
         return ""
-    found = ", ".join(f"{count[name]} {name or 'GPUs'}" for name in told)
-    return f"; {found} {'is' if sum(count[name] for name in told) == 1 else 'are'} free"
+    found = ", ".join(f"{count[name]} {name or 'GPUs'}" for name in listed)
+    return f"; {found} {'is' if sum(count[name] for name in listed) == 1 else 'are'} free"
 
 
 def _bound(demand: Demand) -> str:

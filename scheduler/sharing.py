@@ -310,7 +310,7 @@ class Sharing:
         """The rows without time for a change, by promises or by the policy's answers."""
         if self.needs is not None:
             return self.needs.stay
-        return [at if rows is None else int(rows[at]) for rows, told in self._asked for at in told.stay]
+        return [at if rows is None else int(rows[at]) for rows, answer in self._asked for at in answer.stay]
 
     @property
     def schedules(self) -> Schedules | None:

@@ -137,7 +137,7 @@ def confine(view: ClusterView, past: Past, costs: Mapping[int, Cost]) -> tuple[C
     """
     returned = _returned(view, past)
     away: dict[int, Gpus] = {}
-    told: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for row, cost in costs.items() if returned else ():
         if row not in view.placements or row in view.manual_shares:
             continue
@@ -147,12 +147,12 @@ def confine(view: ClusterView, past: Past, costs: Mapping[int, Cost]) -> tuple[C
         refused = [each for each in able if not pays(each.rest_s, cost, before, after)]
         if refused and after > before:
             away[row] = union(each.gpus for each in refused)
-            told[row] = _words(refused, pays_after_s(cost, before, after))
+            reasons[row] = _words(refused, pays_after_s(cost, before, after))
     if not away:
         return view, math.inf
     every = union(away.values())
     looks_s = min(_next_s(view.now, each.since_s) for each in returned if each.gpus & every)
-    return structs.replace(view.confined(away), transient=Transient(away, told)), looks_s
+    return structs.replace(view.confined(away), transient=Transient(away, reasons)), looks_s
 
 
 def _returned(view: ClusterView, past: Past) -> list[_Returned]:

@@ -335,9 +335,9 @@ def _stop_orphan(
         cluster.warn(text, server=session.server.server, job=job)
         return
     server = session.server.server
-    told = tuple(GpuAddress(server=server, index=index) for index in local.all_gpus if index != NOWHERE)
+    gpus = tuple(GpuAddress(server=server, index=index) for index in local.all_gpus if index != NOWHERE)
     stop = StopWorker(job=job, worker=worker, grace_s=STOP_GRACE_S, uid=local.uid)
-    session.stop_orphan(now, worker, Orphan(told or (known.all_gpus if known is not None else ()), stop))
+    session.stop_orphan(now, worker, Orphan(gpus or (known.all_gpus if known is not None else ()), stop))
     cluster.servers.send(server, stop)
 
 
@@ -384,12 +384,12 @@ def _on_status(cluster: Cluster, now: float, session: Session, said: WorkerStatu
     return True
 
 
-def _on_use(cluster: Cluster, now: float, session: Session, told: WorkerUse) -> None:
+def _on_use(cluster: Cluster, now: float, session: Session, report: WorkerUse) -> None:
     """Handle a report of what a worker has used. A worker that no job knows is
     handled by its other reports."""
-    found = _find(cluster, session, JobId(told.worker.rpartition(".")[0]), told.worker, told.uid)
-    if found is not None and sensible_use(told):
-        note_use(cluster, now, found[0], told)
+    found = _find(cluster, session, JobId(report.worker.rpartition(".")[0]), report.worker, report.uid)
+    if found is not None and sensible_use(report):
+        note_use(cluster, now, found[0], report)
 
 
 def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str) -> bool:
@@ -420,7 +420,7 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
         or not sensible(status)
     ):
         return False
-    if status.sequence <= before.sequence or _told(status) != _told(before):
+    if status.sequence <= before.sequence or _besides_progress(status) != _besides_progress(before):
         return False
     job.put_status(status)
     if new := job.note_progress(status):
@@ -429,7 +429,7 @@ def _goes_on(cluster: Cluster, session: Session, status: WorkerStatus, uid: str)
     return True
 
 
-def _told(status: WorkerStatus) -> tuple[object, ...]:
+def _besides_progress(status: WorkerStatus) -> tuple[object, ...]:
     """Return the part of a status that stays the same while only the progress and the rate change."""
     return (
         status.phase,

@@ -87,11 +87,11 @@ def sensible(status: WorkerStatus) -> bool:
     )
 
 
-def sensible_use(told: WorkerUse) -> bool:
+def sensible_use(report: WorkerUse) -> bool:
     """Return whether all values of a report of a worker's use are in range."""
-    use = told.use
+    use = report.use
     counts = (use.gpu_s, use.busy_gpu_s, use.cpu_s, use.wall_s, use.memory_bytes, use.gpu_memory_bytes)
-    return all(_within(count, MAX_COUNT) for count in counts) and _within(told.idle_s or 0.0)
+    return all(_within(count, MAX_COUNT) for count in counts) and _within(report.idle_s or 0.0)
 
 
 def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, ...]]:
@@ -101,7 +101,7 @@ def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, 
     for field, default in _odd_figures(status):
         kept[field] = default
         odd.append(f"{field}: {getattr(status, field)}")
-    metrics, words, left_out = _told(status.metrics)
+    metrics, words, left_out = _usable_metrics(status.metrics)
     if words or left_out or status.odd_metrics:
         kept["metrics"], kept["odd_metrics"] = metrics, words
         odd += [f"metric {name}: {word}" for name, word in words.items()]
@@ -142,7 +142,7 @@ def _odd_figures(status: WorkerStatus) -> Iterator[tuple[str, object]]:
         yield "total_steps", None
 
 
-def _told(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, str], tuple[str, ...]]:
+def _usable_metrics(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, str], tuple[str, ...]]:
     """Return the usable metrics, the words of those that are not finite, and the dropped ones.
 
     Metrics are dropped if they are too many or their names too long.
@@ -299,7 +299,7 @@ def mended_progress(progress: Progress) -> Progress:
         "median_step_s": lambda: _within(progress.median_step_s),
     }
     kept = {field: value for field, value in asdict(progress).items() if field in fits and fits[field]()}
-    metrics, words, _ = _told(progress.metrics)
+    metrics, words, _ = _usable_metrics(progress.metrics)
     return Progress(**kept, metrics=metrics, odd_metrics=progress.odd_metrics | words)
 
 

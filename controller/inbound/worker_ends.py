@@ -354,8 +354,8 @@ def _judged(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason:
 
 def _sees_no_checkpoint(job: Job, entry: WorkerRecord, reason: str) -> str:
     """Return the reason in words, with the checkpoint that the worker found instead."""
-    _, _, told = reason.partition(f"exit code {NO_CHECKPOINT}: ")
-    found = f" ({told})" if told else ""
+    _, _, detail = reason.partition(f"exit code {NO_CHECKPOINT}: ")
+    found = f" ({detail})" if detail else ""
     return f"server {entry.gpu.server} does not see the checkpoint of step {job.record.saved_step}{found}"
 
 

@@ -50,19 +50,19 @@ def with_job(ended: Ended, job: Job) -> Ended:
     if not job.steps_done or alone_s is None:
         return ended
     # With `until`, the job is expected to end before that bound.
-    told = job.bound_steps if job.spec.until is None else None
-    told_s = told * alone_s if told is not None else math.nan
+    steps = job.bound_steps if job.spec.until is None else None
+    told_s = steps * alone_s if steps is not None else math.nan
     return ended.and_one(job.spec.gpus.max, job.steps_done * alone_s, told_s)
 
 
 def length_of(ended: Ended, job: Job) -> JobLength:
     """Return the known facts about the length of `job`, for users."""
-    told = job.told_steps
-    if told is not None and told == job.expected_steps:
-        return JobLength(source=LengthSource.UNKNOWN, steps=float(told), by_reports=str(job.spec.until))
-    if told is not None:
-        by_loop = told != job.spec.max_steps
-        return JobLength(source=LengthSource.EPOCHS if by_loop else LengthSource.MAX_STEPS, steps=float(told))
+    steps = job.told_steps
+    if steps is not None and steps == job.expected_steps:
+        return JobLength(source=LengthSource.UNKNOWN, steps=float(steps), by_reports=str(job.spec.until))
+    if steps is not None:
+        by_loop = steps != job.spec.max_steps
+        return JobLength(source=LengthSource.EPOCHS if by_loop else LengthSource.MAX_STEPS, steps=float(steps))
     alone_s = _step_alone_s(job)
     if job.final or alone_s is None or not ended.lengths.any():
         return JobLength(source=LengthSource.UNKNOWN)
@@ -73,7 +73,7 @@ def length_of(ended: Ended, job: Job) -> JobLength:
 
 def _step_alone_s(job: Job) -> float | None:
     """Return the seconds that a step takes on one GPU; None if unknown."""
-    told = job.estimated
-    if told is None or not told.known or not float(told.curve[1]) > 0:
+    estimated = job.estimated
+    if estimated is None or not estimated.known or not float(estimated.curve[1]) > 0:
         return None
-    return 1.0 / float(told.curve[1])
+    return 1.0 / float(estimated.curve[1])

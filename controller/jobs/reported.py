@@ -35,15 +35,15 @@ class Reported:
         known = self.newest
         if known is not None and known.step is not None and status.applied < known.step:
             return new
-        told = status if status.metrics or status.odd_metrics or known is None else known
+        source = status if status.metrics or status.odd_metrics or known is None else known
         self.newest = Progress(
             step=status.applied,
             total_steps=status.total_steps,
             epoch=status.epoch,
             samples_per_s=status.samples_per_s,
             median_step_s=status.median_step_s,
-            metrics=told.metrics,
-            odd_metrics=told.odd_metrics,
+            metrics=source.metrics,
+            odd_metrics=source.odd_metrics,
             batch_samples=status.batch_samples or (known.batch_samples if known is not None else 0),
         )
         return new

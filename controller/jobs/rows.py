@@ -89,7 +89,7 @@ class _Kind:
 
     rows: dict[JobId, None] = field(default_factory=dict)
     earlier: KindRecord | None = None
-    told: Estimated | None = None
+    estimated: Estimated | None = None
     curve: int = -1
     peaks: dict[tuple[int, int], int] = field(
         default_factory=dict
@@ -249,7 +249,7 @@ class Rows:
             self._speedup, self._hull = (np.zeros((len(self._speedup), len(fewest))) for _ in range(2))
             again = {job.id: job for job in self._jobs if job is not None}
             for kind in self._kinds.values():
-                kind.told = None
+                kind.estimated = None
         self._estimate_kinds(again, earlier, estimate)
         self._estimate_measured(again, earlier, estimate)
 
@@ -393,8 +393,8 @@ class Rows:
         """Update the shared estimates of kinds. `again`: the jobs with rewritten rows."""
         for key, kind in self._kinds.items():
             known = earlier(key[0])
-            if kind.told is None or kind.earlier is not known:
-                kind.earlier, kind.told = known, None
+            if kind.estimated is None or kind.earlier is not known:
+                kind.earlier, kind.estimated = known, None
                 for name in kind.rows:
                     self._estimate_alike(self._row[name], kind, estimate)
         for name in again:
@@ -405,13 +405,13 @@ class Rows:
     def _estimate_alike(self, row: int, kind: _Kind, estimate: Estimate) -> None:
         job = self._jobs[row]
         assert job is not None
-        if kind.told is None:
+        if kind.estimated is None:
             job.put_estimate(None)
-            kind.told = estimate(job, self._servers)
+            kind.estimated = estimate(job, self._servers)
             kind.peaks.clear()
-            self._tell_curve(kind.curve, kind.told)
-        job.put_estimate(kind.told)
-        self._tell_peak(row, kind.told, kind.peaks)
+            self._tell_curve(kind.curve, kind.estimated)
+        job.put_estimate(kind.estimated)
+        self._tell_peak(row, kind.estimated, kind.peaks)
 
     def _estimate_measured(self, again: Mapping[JobId, Job], earlier: Earlier, estimate: Estimate) -> None:
         """Update the estimates of jobs with throughput data of their own."""
@@ -423,24 +423,24 @@ class Rows:
                 chosen.update(jobs)
         for name, job in chosen.items():
             before = job.estimated
-            told = estimate(job, self._servers)
-            if told is not before:
-                self._tell_curve(self._own_curve[name], told)
-            self._tell_peak(self._row[name], told, {})
+            estimated = estimate(job, self._servers)
+            if estimated is not before:
+                self._tell_curve(self._own_curve[name], estimated)
+            self._tell_peak(self._row[name], estimated, {})
 
-    def _tell_curve(self, curve: int, told: Estimated) -> None:
-        self._speedup[curve], self._hull[curve] = told.speedup, told.hull
-        self._alone[curve] = told.curve[1] if told.known else 0.0
+    def _tell_curve(self, curve: int, estimated: Estimated) -> None:
+        self._speedup[curve], self._hull[curve] = estimated.speedup, estimated.hull
+        self._alone[curve] = estimated.curve[1] if estimated.known else 0.0
 
-    def _tell_peak(self, row: int, told: Estimated, peaks: dict[tuple[int, int], int]) -> None:
+    def _tell_peak(self, row: int, estimated: Estimated, peaks: dict[tuple[int, int], int]) -> None:
         """Set the most GPUs that a job can use. `peaks`: cache for this estimate, by least and most GPUs."""
         table = self._kept
-        if not told.known:
+        if not estimated.known:
             table.peak[row] = 0
             return
-        least, most = int(table.least[row]), min(int(table.most[row]), len(told.curve) - 1)
+        least, most = int(table.least[row]), min(int(table.most[row]), len(estimated.curve) - 1)
         if (least, most) not in peaks:
-            peaks[least, most] = max(1, peak(told.hull, least, most))
+            peaks[least, most] = max(1, peak(estimated.hull, least, most))
         table.peak[row] = peaks[least, most]
 
     # -- input of the scheduler
@@ -538,8 +538,8 @@ class Rows:
             self._there, self._most_there = there, {}
         numbers = np.unique(demands)
         if new := [number for number in numbers.tolist() if number not in self._most_there]:
-            told = most_of_each([self._demands[number] for number in new], [server.stock for server in there])
-            self._most_there |= dict(zip(new, told, strict=True))
+            largest = most_of_each([self._demands[number] for number in new], [server.stock for server in there])
+            self._most_there |= dict(zip(new, largest, strict=True))
         most: Ints = np.array([self._most_there[number] for number in numbers.tolist()], dtype=np.int64)
         return most[np.searchsorted(numbers, demands)]
 
@@ -597,7 +597,7 @@ def demand_of(job: Job, name_of: Callable[[GpuAddress], str]) -> Demand:
     return Demand.of(job.spec, kept.gpu_name or here if begun else "", kept.hardware_agnostic)
 
 
-def left_s(job: Job, told: Estimated, share: int) -> float:
+def left_s(job: Job, estimated: Estimated, share: int) -> float:
     """Return the remaining time (seconds) of `job` with a share of `share` GPUs; UNKNOWN_S if unknown."""
     steps = job.steps_left
-    return UNKNOWN_S if math.isnan(steps) or not told.known else steps / float(told.curve[share])
+    return UNKNOWN_S if math.isnan(steps) or not estimated.known else steps / float(estimated.curve[share])

@@ -29,19 +29,19 @@ class Uses:
     reports: dict[WorkerId, Reported] = field(default_factory=dict)
     idle: dict[WorkerId, float] = field(default_factory=dict)  # since when the GPUs of a worker do nothing (Unix time)
 
-    def take(self, now: float, told: WorkerUse) -> Use:
+    def take(self, now: float, report: WorkerUse) -> Use:
         """Take a report.
 
         Return the use to record now: that counted before the agent restarted, which its counts omit.
         """
-        worker, before = told.worker, self.reports.get(told.worker)
-        anew = before is not None and (told.use.gpu_s < before.use.gpu_s or told.use.wall_s < before.use.wall_s)
+        worker, before = report.worker, self.reports.get(report.worker)
+        anew = before is not None and (report.use.gpu_s < before.use.gpu_s or report.use.wall_s < before.use.wall_s)
         earlier = before.use if before is not None and not anew else NO_USE
-        gpu_s = told.use.gpu_s - earlier.gpu_s
-        busy = min(1.0, max(0.0, told.use.busy_gpu_s - earlier.busy_gpu_s) / gpu_s) if gpu_s > 0 else None
-        self.reports[worker] = Reported(told.use, now, busy)
-        if told.idle_s:
-            self.idle[worker] = now - told.idle_s
+        gpu_s = report.use.gpu_s - earlier.gpu_s
+        busy = min(1.0, max(0.0, report.use.busy_gpu_s - earlier.busy_gpu_s) / gpu_s) if gpu_s > 0 else None
+        self.reports[worker] = Reported(report.use, now, busy)
+        if report.idle_s:
+            self.idle[worker] = now - report.idle_s
         else:
             self.idle.pop(worker, None)
         return before.use if before is not None and anew else NO_USE

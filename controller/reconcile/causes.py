@@ -50,12 +50,12 @@ class Causes:
 
     def _others(self, row: int, grow: bool) -> list[str]:
         """Return the other jobs that get GPUs by the same decision (`grow`), or give some back, as text."""
-        told = [
+        texts = [
             f"{self._seen.jobs[other].id} ({has} -> {gets})"
             for other, has, gets in (self._growing if grow else self._shrinking)
             if other != row
         ]
-        return [f"{'makes room for' if grow else 'gets GPUs of'} {_some(told)}"] if told else []
+        return [f"{'makes room for' if grow else 'gets GPUs of'} {_some(texts)}"] if texts else []
 
     @cached_property
     def _growing(self) -> list[tuple[int, int, int]]:
@@ -75,8 +75,8 @@ class Causes:
         if self._before is None:
             return []
         jobs = [*(self._before.jobs[row] for row in self._before.view.placements), *self._before.fixed]
-        told = [f"{job.id} {over_words(job.record.phase)}" for job in jobs if job.final]
-        return [_some(told)] if told else []
+        texts = [f"{job.id} {over_words(job.record.phase)}" for job in jobs if job.final]
+        return [_some(texts)] if texts else []
 
     @cached_property
     def _came(self) -> list[str]:
@@ -85,8 +85,8 @@ class Causes:
         records = [entry for job in fixed for entry in (*job.workers, *job.record.past)]
         # GPUs that are reported with the jobs that gave them back, or are still held by these.
         theirs = {gpu for entry in records for gpu in entry.all_gpus}
-        told = _gpus(gpu for gpu in self._new(self._seen, self._before) if gpu not in theirs)
-        return [f"{_some(told)} can be used"] if told else []
+        texts = _gpus(gpu for gpu in self._new(self._seen, self._before) if gpu not in theirs)
+        return [f"{_some(texts)} can be used"] if texts else []
 
     @cached_property
     def _went(self) -> list[str]:
@@ -94,8 +94,8 @@ class Causes:
         gone: dict[str, list[GpuAddress]] = {}
         for gpu in self._new(self._before, self._seen):
             gone.setdefault(why_gone(self._cluster, gpu), []).append(gpu)
-        told = [f"{_some(_gpus(gpus))}: {why}" for why, gpus in gone.items()]
-        return [_some(told)] if told else []
+        texts = [f"{_some(_gpus(gpus))}: {why}" for why, gpus in gone.items()]
+        return [_some(texts)] if texts else []
 
     def _new(self, seen: Snapshot | None, before: Snapshot | None) -> list[GpuAddress]:
         """Return the GPUs in the view of `seen` and not in that of `before`."""
@@ -137,6 +137,6 @@ def _gpus(gpus: Iterable[GpuAddress]) -> list[str]:
     ]
 
 
-def _some(told: Sequence[str]) -> str:
-    more = len(told) - MOST_TOLD
-    return ", ".join([*told[:MOST_TOLD], *([f"{more} more"] if more > 0 else [])])
+def _some(texts: Sequence[str]) -> str:
+    more = len(texts) - MOST_TOLD
+    return ", ".join([*texts[:MOST_TOLD], *([f"{more} more"] if more > 0 else [])])

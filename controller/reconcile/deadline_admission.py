@@ -401,9 +401,9 @@ def _wide(
     narrow = np.flatnonzero(np.isfinite(jobs.deadline_s)).tolist() if own else []  # capped by the GPUs of `seen`
     narrow = [row for row in narrow if jobs.max_gpus[row] < min(seen.jobs[row].spec.gpus.max, total)]
     for job in (*(seen.jobs[row] for row in narrow), *more):
-        told = cluster.estimate(now, job, fewest(cluster, max(curves.most, min(job.spec.gpus.max, total), 1)))
-        rows.append(_row(now, total, job, told, len(curves.speedup)))
-        curves = _with_curve(curves, told.speedup)
+        estimated = cluster.estimate(now, job, fewest(cluster, max(curves.most, min(job.spec.gpus.max, total), 1)))
+        rows.append(_row(now, total, job, estimated, len(curves.speedup)))
+        curves = _with_curve(curves, estimated.speedup)
     names = [*(jobs.name(row) for row in range(len(jobs))), *(job.id for job in more)]
     columns = {
         name: np.append(getattr(jobs, name), [row[name] for row in rows[len(narrow) :]]).astype(
@@ -437,8 +437,8 @@ def _with_types(cluster: Cluster, now: float, view: ClusterView, jobs: Sequence[
     for curve, job in {int(view.jobs.curve[row]): jobs[row] for row in rows if not jobs[row].record.gpu_name}.items():
         alone = float((job.estimated or cluster.estimate(now, job, servers)).curve[1])
         for name in names:
-            told = cluster.estimate(now, job, servers, name)
-            speedup.append((told.curve[None, :] / alone) if told.known else np.zeros((1, curves.most + 1)))
+            estimated = cluster.estimate(now, job, servers, name)
+            speedup.append((estimated.curve[None, :] / alone) if estimated.known else np.zeros((1, curves.most + 1)))
             on[name][curve] = count
             count += 1
     table = copy(view.jobs)
@@ -484,15 +484,15 @@ def _limits(cluster: Cluster, seen: Snapshot, more: Sequence[Job]) -> dict[str, 
     return {"placements": placements, "limits": limits, "limit_of": limit_of}
 
 
-def _row(now: float, total: int, job: Job, told: Estimated, curve: int) -> dict[str, float]:
+def _row(now: float, total: int, job: Job, estimated: Estimated, curve: int) -> dict[str, float]:
     """Return the values, by column, of a row for a job that the view does not contain."""
-    spec, known = job.spec, told.known and not math.isnan(job.steps_left)
-    most = max(1, min(spec.gpus.max, total, len(told.curve) - 1))
-    left_s = job.steps_left / float(told.curve[1]) if known else UNKNOWN_S
+    spec, known = job.spec, estimated.known and not math.isnan(job.steps_left)
+    most = max(1, min(spec.gpus.max, total, len(estimated.curve) - 1))
+    left_s = job.steps_left / float(estimated.curve[1]) if known else UNKNOWN_S
     return {
         "submitted_s": job.submission.submitted_s,
         "min_gpus": spec.gpus.min,
-        "max_gpus": max(1, peak(told.hull, min(spec.gpus.min, most), most)) if told.known else most,
+        "max_gpus": max(1, peak(estimated.hull, min(spec.gpus.min, most), most)) if estimated.known else most,
         "requested_gpus": most,
         "priority": spec.priority,
         "share": len(job.own_gpus) if spec.gpus_per_server else 0,  # other jobs may start with another share
@@ -558,13 +558,13 @@ def _note(cluster: Cluster, now: float, job: Job, state: PromiseState, planned: 
     if not job.set_promise(state, planned):
         return
     cluster.jobs.mark_dirty(job)
-    text = _told(now, job, state, before)
+    text = _event_text(now, job, state, before)
     if text:
         kind = EventKind.PROMISED if state is PromiseState.HOLDS else EventKind.ENDANGERED
         cluster.history.add(now, kind, job.id, text)
 
 
-def _told(now: float, job: Job, state: PromiseState, before: PromiseState | None) -> str:
+def _event_text(now: float, job: Job, state: PromiseState, before: PromiseState | None) -> str:
     """Return the text of the event about a promise's new state; "": no event is due."""
     planned = job.planned
     end = f"planned end in {span(planned.finish_s - now)}" if planned.finish_s is not None else "no end is in sight"

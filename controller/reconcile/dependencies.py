@@ -79,13 +79,13 @@ def _over(job: Job) -> str:
 
 def sentence(cluster: Cluster, job: Job) -> str:
     """Return the jobs that `job` waits for, with their states, in words; "" if it waits for none."""
-    told = []
+    parts = []
     for any_end, what in ((False, "to finish"), (True, "to end")):
         names = [after.job for after in job.spec.after if after.any is any_end and after.job in job.record.waits_for]
         more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
         if names:
-            told.append(f"{', '.join(_standing(cluster, name) for name in names[:NAMES_TOLD])}{more} {what}")
-    return f"waits for {'; for '.join(told)}" if told else ""
+            parts.append(f"{', '.join(_standing(cluster, name) for name in names[:NAMES_TOLD])}{more} {what}")
+    return f"waits for {'; for '.join(parts)}" if parts else ""
 
 
 def _standing(cluster: Cluster, name: JobId) -> str:

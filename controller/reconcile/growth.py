@@ -52,7 +52,7 @@ def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord
     leader = _leader(job)
     beside = [other.worker for other in with_state if other.generation >= entry.generation]
     job.unproven.add([worker for worker in beside if worker != leader], job.reported.best_applied + 1)
-    why = f"{entry.worker} on {entry.gpu} does not compute what the other workers do: {_told(reason)}"
+    why = f"{entry.worker} on {entry.gpu} does not compute what the other workers do: {_own_message(reason)}"
     if _none_proven(job):
         _stop_all(cluster, now, job)
         return
@@ -86,7 +86,7 @@ def _having(job: Job) -> tuple[WorkerRecord, ...]:
     return (*found, *(entry for entry in job.workers if entry.worker == leader))
 
 
-def _told(reason: str) -> str:
+def _own_message(reason: str) -> str:
     """Return the worker's own message, without the exit code."""
     return reason.removeprefix(f"exit code {UNLIKE}: ")
 

@@ -21,16 +21,16 @@ SAME_S = 1.0  # idle times with beginnings that differ by less are the same one
 NO_WAY_BACK = "it has not called elastic.join(), so its state cannot be saved"
 
 
-def note_use(cluster: Cluster, now: float, job: Job, told: WorkerUse) -> None:
+def note_use(cluster: Cluster, now: float, job: Job, report: WorkerUse) -> None:
     """Take a report of one worker's use of resources."""
-    before_s = job.uses.idle.get(told.worker)
-    earlier = job.uses.take(now, told)
+    before_s = job.uses.idle.get(report.worker)
+    earlier = job.uses.take(now, report)
     if earlier is not NO_USE:
         job.update(use=job.record.use.plus(earlier))
-    if told.idle_s == 0 and (job.record.idle_warned or job.record.idle_shrunk):
+    if report.idle_s == 0 and (job.record.idle_warned or job.record.idle_shrunk):
         job.update(idle_warned=False, idle_shrunk=False)
         cluster.jobs.mark_dirty(job)
-    after_s = job.uses.idle.get(told.worker)
+    after_s = job.uses.idle.get(report.worker)
     same = before_s is not None and after_s is not None and abs(after_s - before_s) < SAME_S
     if not (same and job.idle_due_s is not None):  # a report of one of many idle workers rarely changes anything
         _set_timer(cluster, now, job)
@@ -129,9 +129,9 @@ def _warn(cluster: Cluster, now: float, job: Job, since_s: float, rules: Idle) -
     if not stops_whole(job):
         then = f"{NO_WAY_BACK}: `elasticctl cancel {job.id}` ends it"
     else:
-        told = [f"after {span(rules.shrink_s)} it shrinks to {gpu_count(job.spec.gpus.min)}"] if rules.shrink_s else []
-        told += [f"after {span(rules.suspend_s)} it is paused with its state saved"] if rules.suspend_s else []
-        then = ", ".join(told) or f"`elasticctl pause {job.id}` saves its state and gives them back"
+        acts = [f"after {span(rules.shrink_s)} it shrinks to {gpu_count(job.spec.gpus.min)}"] if rules.shrink_s else []
+        acts += [f"after {span(rules.suspend_s)} it is paused with its state saved"] if rules.suspend_s else []
+        then = ", ".join(acts) or f"`elasticctl pause {job.id}` saves its state and gives them back"
     cluster.history.add(now, EventKind.IDLE, job.id, f"{_nothing(job, now - since_s)}; {then}")
 
 

@@ -72,12 +72,12 @@ def _note_type(cluster: Cluster, job: Job, members: tuple[Member, ...]) -> None:
         job.update(gpu_name=name)
 
 
-def _bounded(job: Job, told: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]:
+def _bounded(job: Job, orders: tuple[OrderRecord, ...]) -> tuple[OrderRecord, ...]:
     """Return the committed order and all later ones.
 
     If there are more than KEPT_ORDERS, the first later order that cannot be committed any more is dropped.
     """
-    kept = tuple(order for order in told if order.generation >= job.record.committed)
+    kept = tuple(order for order in orders if order.generation >= job.record.committed)
     if len(kept) <= KEPT_ORDERS:
         return kept
     later = [order for order in kept[:-1] if order.generation > job.record.committed]

@@ -166,9 +166,9 @@ def save_grace_s(job: Job) -> float:
 
     A timeout set in the job's spec takes precedence over the estimate from measured step and save times.
     """
-    told = job.spec.checkpoint.save_timeout_s
-    if told is not None:
-        return told
+    timeout_s = job.spec.checkpoint.save_timeout_s
+    if timeout_s is not None:
+        return timeout_s
     statuses = job.statuses.values()
     saving_s = max((status.saving_s for status in statuses), default=0.0)
     step_s = max((max(status.longest_step_s, status.median_step_s) for status in statuses), default=0.0)

@@ -88,22 +88,23 @@ def _worthwhile(cluster: Cluster, job: Job, share: int, packed: int | None) -> t
 
     `packed`: see `_packed`.
     """
-    told, target = job.estimated, job.record.target
-    assert told is not None, "the decision was made with it"
+    estimated, target = job.estimated, job.record.target
+    assert estimated is not None, "the decision was made with it"
     if share != len(target) or not _undisturbed(job):
         return ()
     servers = len({gpu.server for gpu in target})
     if not any((entry.share, entry.servers) == (share, servers) for entry in job.record.measured):
         return ()
-    known = points(told.known, told.fewest)
+    known = points(estimated.known, estimated.fewest)
     shares = [
         below
         for below in unknown(_on_the_way(job, packed), known)
-        if below not in job.profiled.shares and len({gpu.server for gpu in _some(target, below)}) <= told.fewest[below]
+        if below not in job.profiled.shares
+        and len({gpu.server for gpu in _some(target, below)}) <= estimated.fewest[below]
     ]
     if not shares:
-        job.profiled.note_all(told, target, packed)
-    return worth_measuring(cluster.settings.measuring, shares, told.curve, left_s(job, told, share))
+        job.profiled.note_all(estimated, target, packed)
+    return worth_measuring(cluster.settings.measuring, shares, estimated.curve, left_s(job, estimated, share))
 
 
 def _packed(cluster: Cluster) -> int | None:

@@ -124,8 +124,8 @@ def _for_whom(found: Decided, seen: Snapshot) -> str:
         for row in seen.view.manual_shares
         if found.decision.shares[row] > seen.view.placements.get(row, 0).bit_count()
     ]
-    told = ", ".join(names[:MOST_TOLD]) + (" and others" if len(names) > MOST_TOLD else "")
-    return f" for {told}, which got more by hand" if names else ""
+    listed = ", ".join(names[:MOST_TOLD]) + (" and others" if len(names) > MOST_TOLD else "")
+    return f" for {listed}, which got more by hand" if names else ""
 
 
 def retarget(

@@ -48,7 +48,7 @@ MAX_UNFINISHED_JOBS = 100_000
 MOST_PUSHED = 100  # jobs that lose GPUs to a share set by hand, in one answer
 
 
-def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fetched: Fetched) -> Answer | None:
+def submit(cluster: Cluster, now: float, asked: ClientRequest, requested: JobSpec, fetched: Fetched) -> Answer | None:
     """Handle a submission.
 
     Return None while the answer is pending: jobs with deadlines are judged together, later in the turn. A controller
@@ -57,7 +57,7 @@ def submit(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fe
 
     Raises UserError for an invalid specification, and RequestRefused if the job is not admitted.
     """
-    who, spec = asked.who, signed(asked.who, told)
+    who, spec = asked.who, signed(asked.who, requested)
     if reason := refusal(spec):
         raise UserError(reason)
     spec = resuming.going_on(cluster, who, spec, fetched)
@@ -137,13 +137,13 @@ def _taken_in(cluster: Cluster, now: float, asked: ClientRequest, spec: JobSpec,
     return Submitted(job=job.id, promise=promise_view(job), notes=tuple(filter(None, notes)))
 
 
-def forecast(cluster: Cluster, now: float, asked: ClientRequest, told: JobSpec, fetched: Fetched) -> Answer | None:
+def forecast(cluster: Cluster, now: float, asked: ClientRequest, requested: JobSpec, fetched: Fetched) -> Answer | None:
     """Return the outcome that a submission would have.
 
     Return None if the controller has just started, and cannot tell before its servers are back. Raises UserError, and
     RequestRefused if there is no checkpoint that the job could go on from.
     """
-    who, spec = asked.who, signed(asked.who, told)
+    who, spec = asked.who, signed(asked.who, requested)
     if reason := refusal(spec):
         raise UserError(reason)
     spec = after.with_ids(cluster, who, resuming.going_on(cluster, who, spec, fetched), fetched)

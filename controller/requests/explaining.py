@@ -119,15 +119,15 @@ def _taken(cluster: Cluster, decided: Outcome) -> Iterator[GpusTaken]:
 
 def _with_decision(found: Explanation, job: Job, decided: Outcome, row: int) -> Explanation:
     """Add the present decision about the job, stage by stage."""
-    view, told = decided.seen.view, decided.found
-    own = [text for text in told.every(row) if text not in found.reasons]
+    view, outcome = decided.seen.view, decided.found
+    own = [text for text in outcome.every(row) if text not in found.reasons]
     useful = int(view.jobs.max_gpus[row])
     if useful < min(job.spec.gpus.max, view.total_gpus) and row not in view.manual_shares:
         faster = "as far as its throughput is known it is not faster with more"
         why = faster if _is_measured(job) else "it gets no more before its throughput has been measured"
         own.append(f"the most that is of use to it now is {gpu_count(useful)}: {why}")
-    steps = tuple(ShareStep(stage=step.stage.value, gpus=step.gpus) for step in told.steps(row))
-    decided_gpus = int(told.decision.shares[row])
+    steps = tuple(ShareStep(stage=step.stage.value, gpus=step.gpus) for step in outcome.steps(row))
+    decided_gpus = int(outcome.decision.shares[row])
     return replace(found, reasons=(*found.reasons, *own), decided_gpus=decided_gpus, steps=steps, useful_gpus=useful)
 
 

@@ -141,8 +141,8 @@ def _chosen(cluster: Cluster, count: int) -> tuple[GpuAddress, ...]:
             else []
         )
         kept += [f"{away} {'are' if away > 1 else 'is'} lent or reserved"] if away else []
-        told = "; ".join([f"{len(able)} of {total} can be had", *kept])
-        raise RequestRefused(f"{gpu_count(count)} cannot be lent: {told}")
+        numbers = "; ".join([f"{len(able)} of {total} can be had", *kept])
+        raise RequestRefused(f"{gpu_count(count)} cannot be lent: {numbers}")
     return tuple(sorted(able[:count], key=lambda gpu: (gpu.server, gpu.index)))
 
 

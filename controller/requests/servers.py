@@ -163,8 +163,8 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
         )
     else:
         refresh_taints(cluster, now, name, reported=True)
-    told = tuple(f"{trouble.code}: {trouble.text}" for trouble in spite)
-    return ServerUncordoned(server=name, gpu=gpu, trusted=told, still=_still(cluster, session, gpu))
+    overruled = tuple(f"{trouble.code}: {trouble.text}" for trouble in spite)
+    return ServerUncordoned(server=name, gpu=gpu, trusted=overruled, still=_still(cluster, session, gpu))
 
 
 def _take_back(cluster: Cluster, now: float, asked: ClientRequest, name: ServerId, gpu: int | None) -> None:

@@ -121,7 +121,7 @@ def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
     """
     spec = job.spec
     servers = job.estimated.fewest if job.estimated is not None else fewest(cluster, spec.gpus.max)
-    told = cluster.estimate(now, job, servers)
+    estimated = cluster.estimate(now, job, servers)
     batch = _samples_per_step(job.progress())
 
     def point(share: int, servers: int | None, rate: float, source: Source) -> CurvePoint:
@@ -136,13 +136,13 @@ def _curve(cluster: Cluster, now: float, job: Job) -> tuple[CurvePoint, ...]:
             times=rate.times if rate.at_s is not None else 0,
             age_s=max(0.0, now - rate.at_s) if rate.at_s is not None else None,
         )
-        for (share, on), rate in told.known.items()
+        for (share, on), rate in estimated.known.items()
     ]
-    if told.known:
-        most = min(spec.gpus.max, len(told.curve) - 1)
-        exact = points(told.known, told.fewest)
+    if estimated.known:
+        most = min(spec.gpus.max, len(estimated.curve) - 1)
+        exact = points(estimated.known, estimated.fewest)
         found += [
-            point(share, int(told.fewest[share]), float(told.curve[share]), Source.ASSUMED)
+            point(share, int(estimated.fewest[share]), float(estimated.curve[share]), Source.ASSUMED)
             for share in (most, *smaller_shares(most, spec.gpus.min, None))
             if share not in exact
         ]

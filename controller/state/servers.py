@@ -262,8 +262,8 @@ class Servers:
     def gpu_name(self, gpu: GpuAddress) -> str:
         """Return the product name of `gpu`, or "" if it is not known."""
         session = self.sessions.get(gpu.server)
-        told = session.server.gpus if session is not None else ()
-        return next((each.name for each in told if each.index == gpu.index), "")
+        gpus = session.server.gpus if session is not None else ()
+        return next((each.name for each in gpus if each.index == gpu.index), "")
 
     def fit(self, server: ServerId) -> bool:
         """Return whether workers may be started on `server`: not for a while after a failed start."""

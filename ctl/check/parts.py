@@ -80,7 +80,7 @@ def _roster(steps: int, steps_per_epoch: int | None) -> Part | None:
     """
     entries: list[tuple[int, tuple[int, ...]]] = [(0, (0,))]
     losses: list[int] = []
-    told: list[str] = []
+    texts: list[str] = []
 
     def goes_on(step: int, workers: tuple[int, ...], text: str, loss: bool = False) -> bool:
         if step >= steps:
@@ -88,7 +88,7 @@ def _roster(steps: int, steps_per_epoch: int | None) -> Part | None:
         if loss:
             losses.append(len(entries))
         entries.append((step, workers))
-        told.append(f"{text} {step}")
+        texts.append(f"{text} {step}")
         return True
 
     def boundary(least: int) -> int:
@@ -107,7 +107,7 @@ def _roster(steps: int, steps_per_epoch: int | None) -> Part | None:
     elif len(entries) == 1:
         return None
     workers = sorted({worker for _, each in entries for worker in each})
-    return Part(Kind.ROSTER, ", ".join(told), (tuple(workers),), tuple(entries), tuple(losses))
+    return Part(Kind.ROSTER, ", ".join(texts), (tuple(workers),), tuple(entries), tuple(losses))
 
 
 def _restarts(steps: int, steps_per_epoch: int | None) -> Part | None:
@@ -122,5 +122,7 @@ def _restarts(steps: int, steps_per_epoch: int | None) -> Part | None:
         return None
     stages = tuple((number,) for number in range(len(at) + 1))
     entries = ((0, (0,)),)
-    told = " and ".join(str(step) for step in at)
-    return Part(Kind.RESTART, f"restart from a checkpoint of step {told}", stages, entries, suspended_at=(*at, None))
+    steps_text = " and ".join(str(step) for step in at)
+    return Part(
+        Kind.RESTART, f"restart from a checkpoint of step {steps_text}", stages, entries, suspended_at=(*at, None)
+    )

@@ -98,9 +98,9 @@ def worst(findings: list[Finding], otherwise: Finding) -> Finding:
     if not wrong:
         return otherwise
     outcome = max((each.outcome for each in wrong), key=ORDER.index)
-    told = sorted(wrong, key=lambda each: -ORDER.index(each.outcome))
+    ordered = sorted(wrong, key=lambda each: -ORDER.index(each.outcome))
     return Finding(
         outcome,
-        "; ".join(dict.fromkeys(each.found for each in told)),
-        "; ".join(dict.fromkeys(each.remedy for each in told)),
+        "; ".join(dict.fromkeys(each.found for each in ordered)),
+        "; ".join(dict.fromkeys(each.remedy for each in ordered)),
     )

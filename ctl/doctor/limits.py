@@ -272,21 +272,23 @@ def cgroups(target: Target) -> Finding:
 def _as_the_agent_says(target: Target, there: str) -> Finding:
     """Return the agent's own finding: limits depend on the rights of its service, which the caller lacks."""
     assert target.daemon is not None
-    told = target.described.isolation
+    isolation = target.described.isolation
     if target.daemon.pid is None:
         return absent(f"{there}; the agent does not run, and only it can tell whether it may use them")
-    if told.get("pid") != target.daemon.pid:
+    if isolation.get("pid") != target.daemon.pid:
         who = (
             "`sudo elasticctl doctor`"
             if target.machine.uid != 0
             else "`systemctl restart elasticctl-agent`: jobs go on"
         )
         return warning("it is not known what the agent may do with control groups", who)
-    if told.get("unheld"):
-        return failure(f"no job runs here: {told['unheld']}", "what it says; then `systemctl restart elasticctl-agent`")
-    if not told.get("serves"):
+    if isolation.get("unheld"):
+        return failure(
+            f"no job runs here: {isolation['unheld']}", "what it says; then `systemctl restart elasticctl-agent`"
+        )
+    if not isolation.get("serves"):
         return ok(f"{there}; all jobs run as the agent's own account: nothing keeps them apart")
-    notes = [str(note) for note in told.get("notes", [])]
+    notes = [str(note) for note in isolation.get("notes", [])]
     if notes:
         return warning("; ".join(notes), "docs/operators.md, Isolation of jobs; `isolation` in agent.yaml")
     return ok(f"{there}; tried by the agent: limits hold, jobs have their own GPUs' device files, /tmp and /dev/shm")
@@ -343,12 +345,12 @@ class _Timex(ctypes.Structure):
 
 def kernel_clock() -> tuple[bool, float]:
     """Return whether a program keeps the kernel's clock, and its greatest error (s). Reads only. Raises OSError."""
-    told = _Timex()
+    timex = _Timex()
     library = ctypes.CDLL(None, use_errno=True)
-    state = library.adjtimex(ctypes.byref(told))
+    state = library.adjtimex(ctypes.byref(timex))
     if state < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return state != TIME_ERROR and not told.status & STA_UNSYNC, told.maxerror / 1e6
+    return state != TIME_ERROR and not timex.status & STA_UNSYNC, timex.maxerror / 1e6
 
 
 @CHECKS.check(

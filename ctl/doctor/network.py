@@ -148,11 +148,13 @@ def host_name(target: Target) -> Finding:
         )
     found = [ipaddress.ip_address(each.partition("%")[0]) for each in forward.answer]
     own = {each for _, each in owned(target)}
-    told = ", ".join(str(each) for each in found)
+    addresses = ", ".join(str(each) for each in found)
     if not any(each in own or each.is_loopback for each in found):
-        return failure(f"{host} leads to {told}, which is not this machine", f"correct {host} in DNS or /etc/hosts")
+        return failure(
+            f"{host} leads to {addresses}, which is not this machine", f"correct {host} in DNS or /etc/hosts"
+        )
     if all(each.is_loopback for each in found):
-        text = f"{host} leads to {told}: programs that tell others their host name are not found"
+        text = f"{host} leads to {addresses}: programs that tell others their host name are not found"
         return warning(text, f"in /etc/hosts give {host} its address in the network")
     address = str(next(each for each in found if not each.is_loopback))
     back = bounded.one(lambda: socket.gethostbyaddr(address)[0], ASKED_WITHIN_S)

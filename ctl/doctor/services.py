@@ -92,24 +92,26 @@ def unit(target: Target) -> Finding:
         timeout=ASKED_WITHIN_S,
         check=False,
     )
-    told = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    if done.returncode or "ActiveState" not in told:
+    properties = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    if done.returncode or "ActiveState" not in properties:
         return absent(f"systemd does not answer: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}")
     wrong = []
-    if told["ActiveState"] == "failed":
+    if properties["ActiveState"] == "failed":
         wrong.append(
             failure(f"{name} has failed", f"`journalctl -u {name} -n 50` says why; `systemctl restart {name}`")
         )
-    elif told["ActiveState"] != "active":
-        wrong.append(failure(f"{name} is {told['ActiveState']}", f"`systemctl enable --now {name}`"))
-    if told.get("UnitFileState") not in ("enabled", "static"):
+    elif properties["ActiveState"] != "active":
+        wrong.append(failure(f"{name} is {properties['ActiveState']}", f"`systemctl enable --now {name}`"))
+    if properties.get("UnitFileState") not in ("enabled", "static"):
         wrong.append(
             warning(f"{name} is not enabled: it does not start with the machine", f"`systemctl enable {name}`")
         )
-    if told.get("NeedDaemonReload") == "yes":
+    if properties.get("NeedDaemonReload") == "yes":
         wrong.append(warning(f"the file of {name} has changed since systemd read it", "`systemctl daemon-reload`"))
-    if told.get("NRestarts", "0").isdigit() and int(told.get("NRestarts", "0")) >= MANY_RESTARTS:
-        wrong.append(warning(f"{name} was started again {told['NRestarts']} times", f"`journalctl -u {name}` says why"))
+    if properties.get("NRestarts", "0").isdigit() and int(properties.get("NRestarts", "0")) >= MANY_RESTARTS:
+        wrong.append(
+            warning(f"{name} was started again {properties['NRestarts']} times", f"`journalctl -u {name}` says why")
+        )
     wrong += _other_version(target)
     return worst(wrong, ok(f"{name} is active and enabled"))
 

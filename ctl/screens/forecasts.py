@@ -31,7 +31,7 @@ def forecast(shared: Context, name: str) -> str:
     return "" if found is None else printable(found[0])
 
 
-def _simulated(outlook: Outlook, job: JobId) -> starting.Told:
+def _simulated(outlook: Outlook, job: JobId) -> starting.StartForecast:
     if outlook.obstacle:
         return starting.simulated(outlook, job)
     command = [sys.executable, "-P", "-m", __name__, job]

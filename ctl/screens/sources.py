@@ -48,11 +48,11 @@ class Cluster:
         phases = Counter(render.phase(job) for job in self.jobs.jobs)
         total = sum(len(view.server.gpus) for view in self.servers.servers)
         used = sum(len(view.used) for view in self.servers.servers)
-        told = ", ".join(f"{count:,} {phase}" for phase, count in phases.most_common())
+        counts = ", ".join(f"{count:,} {phase}" for phase, count in phases.most_common())
         jobs = len(self.jobs.jobs)
         return [
             f"{gpu_count(total)}, {used:,} in use",
-            f"{jobs:,} unfinished job{'' if jobs == 1 else 's'}{': ' if told else ''}{told}",
+            f"{jobs:,} unfinished job{'' if jobs == 1 else 's'}{': ' if counts else ''}{counts}",
             f"policy {printable(self.jobs.policy)}",
         ]
 

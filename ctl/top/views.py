@@ -122,14 +122,14 @@ def gpu_items(servers: Sequence[ServerView], now_s: float, marks: Marks, width: 
         shown, room = gpu_map(view, marks, longest)
         state, free = row.cells[1], row.cells[3].text
         words = f"{painted(state.text, state.style, True)}{'' if free == '-' else f', {free} free'}"
-        told = "; ".join(row.notes)
+        notes = "; ".join(row.notes)
         head = f"{name}{' ' * (names - cell_len(name))}  {shown}{' ' * max(0, wide - room)} {words}"
         used = names + 2 + max(wide, room) + 1 + cell_len(state.text) + (0 if free == "-" else len(free) + 7)
         left = width - used - 2
-        if told and left >= 16:
-            yield Item((f"{head}  {cut(told, left)}",))
+        if notes and left >= 16:
+            yield Item((f"{head}  {cut(notes, left)}",))
         else:
-            yield Item((head, *([f"  {cut(told, width - 2)}"] if told and view.trouble else [])))
+            yield Item((head, *([f"  {cut(notes, width - 2)}"] if notes and view.trouble else [])))
 
 
 def gpu_map(view: ServerView, marks: Marks, longest: int) -> tuple[str, int]:

@@ -73,13 +73,15 @@ class TiresiasL:
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         served = self._serve(jobs, gpus, self._order, now)
-        return self._told(jobs, gpus, now, served, served.free)
+        return self._with_reasons(jobs, gpus, now, served, served.free)
 
     def _serve(self, jobs: JobTable, gpus: int, order: ByService, now: float) -> Served:
         """Serve the jobs in order. With promotion the order changes with time and is sorted again."""
         return (serve if self.parameters.promotion is None else serve_anew)(jobs, gpus, order, now)
 
-    def _told(self, jobs: JobTable, gpus: int, now: float, served: Served, free: int, halved: bool = False) -> Shares:
+    def _with_reasons(
+        self, jobs: JobTable, gpus: int, now: float, served: Served, free: int, halved: bool = False
+    ) -> Shares:
         given = served.given
 
         def why(row: int) -> Reason | None:
@@ -139,7 +141,7 @@ class ElasticTiresias(TiresiasL):
         free = served.free
         if not served.waiting:
             free = grow(jobs, served.given, gpus, relative_gain, served.rows)
-        return self._told(jobs, gpus, now, served, free, halved)
+        return self._with_reasons(jobs, gpus, now, served, free, halved)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ MOST_TOLD = 8  # users and groups that a line lists
 
 def changes(before: Quotas, after: Quotas) -> str:
     """Return the changed quotas, in a line; "" if nothing has changed."""
-    told = list(_changes(before, after))
-    more = len(told) - MOST_TOLD
-    return "; ".join([*told[:MOST_TOLD], *([f"{more} more"] if more > 0 else [])])
+    lines = list(_changes(before, after))
+    more = len(lines) - MOST_TOLD
+    return "; ".join([*lines[:MOST_TOLD], *([f"{more} more"] if more > 0 else [])])
 
 
 def _changes(before: Quotas, after: Quotas) -> Iterator[str]:
@@ -34,13 +34,13 @@ def _changes(before: Quotas, after: Quotas) -> Iterator[str]:
 
 def reservation_messages(before: Sequence[TimedReservation], after: Sequence[TimedReservation]) -> str:
     """Return the new and the removed reservations, in a line; "" if nothing has changed."""
-    told = [
+    lines = [
         f"{one.name} has {gpu_count(one.gpus)} from {one.starts} to {one.ends}" for one in after if one not in before
     ]
     there = {one.name for one in after}
-    told += [f"{one.name} is gone" for one in before if one.name not in there]
-    more = len(told) - MOST_TOLD
-    return "; ".join([*told[:MOST_TOLD], *([f"{more} more"] if more > 0 else [])])
+    lines += [f"{one.name} is gone" for one in before if one.name not in there]
+    more = len(lines) - MOST_TOLD
+    return "; ".join([*lines[:MOST_TOLD], *([f"{more} more"] if more > 0 else [])])
 
 
 def quota_text(quota: Quota) -> str:
