@@ -92,7 +92,7 @@ class Seals:
         seal = self._seal
         try:
             if hidden and not stored.startswith(MARK):
-                return stored  # by an earlier version (`sharing.shared_job_keys`)
+                return stored  # by an earlier version (`shared_store.shared_job_keys`)
             if hidden and seal is not None:
                 return seal.reveal(key, stored)
             if seal is not None:

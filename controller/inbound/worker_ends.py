@@ -8,7 +8,7 @@ signal), or this controller determines it (the server is lost). Only the script'
 * an error before any step has been applied, or after the training, fails the job at once;
 * an error that recurs at each restart, without a new step, fails the job (`restarts.count_restart`);
 * workers that end in one generation after the other, without a new step, fail the job (`_count_loss`);
-* joining workers that end before they have taken part are not replaced for a while (`newcomers`).
+* joining workers that end before they have taken part are not replaced for a while (`joining_workers`).
 
 If a GPU must be left, or takes no new work, the end of a worker there is attributed to the GPU (`taints`). Of a job
 that has not called `elastic.join()` only exit codes are known; `reconcile.gangs` interprets them.
@@ -40,12 +40,12 @@ from ..jobs.generations import anyone_holds, broken_by_loss, cut_off, ending, to
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord
 from ..reconcile.gangs import fall, names, not_to_start, process_ended
-from ..reconcile.growth import newcomer_differs
+from ..reconcile.growth import joining_worker_differs
 from ..reconcile.health import diverged, script_is_innocent, second_opinion, start_failed
 from ..reconcile.orders import order_message
 from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.restarts import end_job
-from .newcomers import came_to_its_loop, hold_back, newcomer_failed, other_code, refused_alone
+from .joining_workers import came_to_its_loop, hold_back, joining_worker_failed, other_code, refused_alone
 
 KEPT_BROKEN = 64
 DIVERGENCES_S = 86400.0  # period in which a job's divergences are counted (s)
@@ -146,7 +146,7 @@ def worker_ended(
         )
         return
     if exit_code == UNLIKE:
-        newcomer_differs(cluster, now, job, entry, reason)
+        joining_worker_differs(cluster, now, job, entry, reason)
         return
     if exit_code == OTHER_CODE and not anyone_holds(job):
         refused_alone(cluster, now, job, reason)
@@ -156,11 +156,11 @@ def worker_ended(
     if fault is Fault.SCRIPT and broken and (last is WorkerPhase.FINISHED or (alone and not job.record.progressed)):
         end_job(cluster, now, job, JobPhase.FAILED, reason, exit_code)
     elif not started and fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT):
-        newcomer_failed(cluster, now, job, entry, reason, exit_code, fault)
+        joining_worker_failed(cluster, now, job, entry, reason, exit_code, fault)
     elif fault in (Fault.SCRIPT, Fault.KILLED, Fault.SILENT) and anyone_holds(job):
         _count_loss(cluster, now, job, f"{worker}: {reason}", exit_code)
         if not job.final and not took_part(job, entry, applied):
-            newcomer_failed(cluster, now, job, entry, reason, exit_code, fault)
+            joining_worker_failed(cluster, now, job, entry, reason, exit_code, fault)
 
 
 def _diverges_everywhere(job: Job, now: float) -> bool:
@@ -271,7 +271,7 @@ def stop_late(cluster: Cluster, now: float, job: Job) -> None:
             end_job(cluster, now, job, JobPhase.FAILED, late.reason)
             return
         if fault is Fault.SCRIPT:
-            newcomer_failed(cluster, now, job, entry, late.reason, None, fault)
+            joining_worker_failed(cluster, now, job, entry, late.reason, None, fault)
 
 
 def stop_again(cluster: Cluster, now: float, job: Job) -> None:

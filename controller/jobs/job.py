@@ -124,7 +124,7 @@ class Job(Facts):
     on_change: Callable[[Job], None] = _nobody  # called after each change of the record
     on_reschedule: Callable[[], None] = _nothing_due  # called after each change that can alter a scheduling decision
     beyond_array: bool = False  # the limit of the job's array is used up by earlier jobs (`reconcile.arrays`)
-    # Since when members of the newest order and its leader have not reached each other (`cut_off`).
+    # Since when members of the newest order and its leader have not reached each other (`generations.cut_off`).
     cut_since: float | None = None
     _counted: tuple[JobRecord, int] | None = None  # the record and the version of the worker table, when last counted
     _meeting: Meeting | None = None

@@ -206,12 +206,14 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     deaths_in_vain: int = 0
     progressed: bool = False  # at least one step has been applied
     best_at_restart: int = -1
-    losses_in_vain: int = 0  # consecutive generations that lost a worker by its own fault, without progress (`ends`)
+    losses_in_vain: int = (
+        0  # consecutive generations that lost a worker by its own fault, without progress (`worker_ends`)
+    )
     lost_in: int = 0  # the last of these generations
     best_at_loss: int = -1  # furthest step that had been applied by that loss
     hold_s: float = 0.0  # seconds for which growth is held back, or was last time
     held: bool = False
-    vain_joins: int = 0  # joining workers in a row that ended before they had taken part (`inbound.newcomers`)
+    vain_joins: int = 0  # joining workers in a row that ended before they had taken part (`inbound.joining_workers`)
     vain_join_share: int = 0  # number of workers that had taken part when the last of these ended
     vain_join_s: float = 0.0  # time of that end (Unix time)
     does_not_grow: str = ""  # why no further worker may join (`reconcile.growth`); "": workers may join

@@ -148,7 +148,7 @@ def _has_applied_later(status: WorkerStatus | None, step: int) -> bool:
 
 @dataclass(frozen=True)
 class Planned:
-    """Plan for a job with a deadline (`promising`). Times are Unix times in seconds."""
+    """Plan for a job with a deadline (`reconcile.deadline_admission`). Times are Unix times in seconds."""
 
     finish_s: float | None = None  # end of the job with the GPUs that are kept for it; None if unknown
     least_gpus: int = 0  # minimum satisfactory share: the most GPUs that are kept for the job at any time

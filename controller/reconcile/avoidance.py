@@ -4,20 +4,23 @@ Theory of operation
 -------------------
 A job avoids a server or GPU, which may be good for other jobs, for one of five reasons:
 
-* The server does not see the job's checkpoint: the first worker ends with a special exit code (`protocol.exits`). The first
-  worker sends the state to the others, so only this worker has to be on another server (`generations.choose_leader`).
-* The script has failed there before its first step, and on no other server yet (`ends`). To find out whether the script or the
-  server is to blame, the job is tried without that server. If the job fails on other servers too, it fails for good.
-* The job's workers there cannot reach its workers on other servers, and the job needs more GPUs than there are on one side
-  (`ends.stop_cut_off`). A job that can go on with fewer GPUs does so, and avoids nothing. A job that cannot be moved stays.
-* The workers with the state have refused a worker there, since its code differs from theirs (`newcomers.other_code`). The job
-  does without the server, even if it then has fewer GPUs than its minimum.
-* The script has failed at its start on one GPU, while it works on others of the same server (`health`). This is no reason to
-  take the GPU from other users or to fail the job: the job is tried without the GPU.
+* The server does not see the job's checkpoint: the first worker ends with a special exit code (`protocol.exits`). The
+  first worker sends the state to the others, so only this worker has to be on another server
+  (`generations.choose_leader`).
+* The script has failed there before its first step, and on no other server yet (`inbound.worker_ends`). To find out
+  whether the script or the server is to blame, the job is tried without that server. If the job fails on other servers
+  too, it fails for good.
+* The job's workers there cannot reach its workers on other servers, and the job needs more GPUs than there are on one
+  side (`worker_ends.stop_cut_off`). A job that can go on with fewer GPUs does so, and avoids nothing. A job that cannot
+  be moved stays.
+* The workers with the state have refused a worker there, since its code differs from theirs
+  (`joining_workers.other_code`). The job does without the server, even if it then has fewer GPUs than its minimum.
+* The script has failed at its start on one GPU, while it works on others of the same server (`health`). This is no
+  reason to take the GPU from other users or to fail the job: the job is tried without the GPU.
 
-`Job.avoid` makes the job avoid a server for a while. GPUs there are exchanged for free ones on other servers; in the first two
-cases only while no worker has the job's state. If there are too few free GPUs, the job gets fewer; below its minimum it waits
-without GPUs. Placement does not consider avoided servers, as they are rare.
+`Job.avoid` makes the job avoid a server for a while. GPUs there are exchanged for free ones on other servers; in the
+first two cases only while no worker has the job's state. If there are too few free GPUs, the job gets fewer; below its
+minimum it waits without GPUs. Placement does not consider avoided servers, as they are rare.
 """
 
 from __future__ import annotations

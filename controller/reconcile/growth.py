@@ -41,7 +41,7 @@ from .restarts import end_job
 from .saving import suspend
 
 
-def newcomer_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> None:
+def joining_worker_differs(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> None:
     """Stop the growth of an elastic job, a joining worker of which has ended with `UNLIKE` and is a past worker by now.
 
     The job fails if the workers with the state are fewer than its minimum.

@@ -189,18 +189,20 @@ def _agree(cluster: Cluster, health: Health, jobs: Sequence[JobId], enough: int)
 
 
 def _gpu_is_to_blame(cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str) -> bool:
-    """Return whether the worker failed by its GPU alone; if so, the controller backs off from the GPU, or the job avoids it.
+    """Return whether the worker failed by its GPU alone; if so, the controller backs off from the GPU, or the job
+    avoids it.
 
     The GPU is to blame if other GPUs of its server work, and
 
     * this job has never trained, and its workers have reached their training loop on one of those GPUs;
     * or jobs of several owners (`_agree`) have failed here in a row, and on no other GPU.
 
-    If the controller backs off from another GPU of the server already, the server is more likely to blame. A job that has
-    trained, and of which the joining workers fail, does not grow (`ends`).
+    If the controller backs off from another GPU of the server already, the server is more likely to blame. A job that
+    has trained, and of which the joining workers fail, does not grow (`inbound.worker_ends`).
 
-    One job alone takes no GPU from other users, as a script may fail because of its rank, or on purpose. If other users have
-    jobs, the job only avoids the GPU, and is tried on other ones. It fails for good after TRIES_ON_ONE_SERVER failures here.
+    One job alone takes no GPU from other users, as a script may fail because of its rank, or on purpose. If other users
+    have jobs, the job only avoids the GPU, and is tried on other ones. It fails for good after TRIES_ON_ONE_SERVER
+    failures here.
     """
     if entry.gpus:  # the worker has several GPUs, and the faulty one is not known
         return False

@@ -53,7 +53,7 @@ def came_to_its_loop(phase: WorkerPhase | None) -> bool:
     return phase in (WorkerPhase.READY, WorkerPhase.TRAINING, WorkerPhase.BROKEN)
 
 
-def newcomer_failed(
+def joining_worker_failed(
     cluster: Cluster, now: float, job: Job, entry: WorkerRecord, reason: str, exit_code: int | None, fault: Fault
 ) -> None:
     """Handle a joining worker that ended before it had taken part, without a server's fault."""
