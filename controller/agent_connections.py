@@ -13,7 +13,8 @@ from ..protocol.errors import PeerError
 from ..protocol.model import ServerId
 
 NAME = re.compile(rb"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:#([\x21-\x7e]{0,64}))?")
-HEARTBEAT, NO_REPORTS = b"\xaeAgentHeartbeat", b"\xa7reports\x90"  # in MessagePack; reports are sent only once
+# Parts of encoded messages (MessagePack). A heartbeat with reports is not repeated.
+HEARTBEAT, NO_REPORTS = b"\xaeAgentHeartbeat", b"\xa7reports\x90"
 END = b"\xaaWorkerExit"
 AGENTS_OF_A_SERVER = 8  # limit of known agents: a server with many identities is faulty or hostile
 HALF = 1 << 31

@@ -26,7 +26,7 @@ from .events import Audit
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 32 << 20
-KEPT = 8  # full files
+KEPT = 8  # full files that are kept
 FAILURES_AT_ONCE, FAILURE_INTERVAL_S = 3, 600.0  # errors reported in the controller's log
 
 

@@ -136,11 +136,13 @@ class ControllerDaemon:
         agents = self._listener.listen(AGENTS, options.agents_at, self._on_agent)
         self._reign: Reign | None = None  # None: this controller is a standby
         self._candidacy: Candidacy | None = None  # None: this is the only controller of the cluster
-        self._seals: Seals | None = None  # of a store that several controllers share
+        self._seals: Seals | None = None  # seals of a shared store; None: a private store has none
         self._store: Store = self._open_store(options)
         self._look_at_s = self._refused_at_s = time.monotonic() + LOOK_INTERVAL_S
         self._collect_at_s = time.monotonic() + COLLECT_INTERVAL_S
-        self._changes: list[ClientRequest] = []  # of this turn, taken last: read-only requests wait for no commit
+        self._changes: list[
+            ClientRequest
+        ] = []  # requests of this turn that change something: handled last, so that others need not wait for a commit
         self._exporter = _exporter(options, self._loop.wake)
         log.info("listening for clients at %s, for agents at %s", ", ".join(clients), ", ".join(agents))
 

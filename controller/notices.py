@@ -16,7 +16,7 @@ from .state.effects import Effects
 
 NOTICES = "/notices/"
 KEPT_NOTICES = 2000
-MAX_TEXT = 2000  # characters
+MAX_TEXT = 2000  # characters of a notice's text
 
 OF_EVENTS: dict[EventKind, tuple[Notify, ...]] = {
     EventKind.STARTED: (Notify.START,),

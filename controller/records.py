@@ -14,7 +14,7 @@ OVERRULED = "/overruled/"
 REMOVED = "/removed/"
 JOBS = "/jobs/"
 REQUESTS = "/requests/"
-SUBMISSION, STATE = "/spec", "/state"  # after a job's id
+SUBMISSION, STATE = "/spec", "/state"  # parts of keys that follow a job's id
 
 
 def submission_key(job: JobId) -> str:
@@ -55,7 +55,7 @@ class ServerRecord(Value, frozen=True, kw_only=True):
     """Record of a server."""
 
     server: Server
-    agent: str = ""  # its agent's identity
+    agent: str = ""  # identity of the server's agent
 
 
 class ClusterRecord(Value, frozen=True, kw_only=True):
@@ -68,8 +68,8 @@ class ClusterRecord(Value, frozen=True, kw_only=True):
 class LeaderRecord(Value, frozen=True, kw_only=True):
     """Record of the present leader, or the last one. A term is recorded before any message is sent under it."""
 
-    term: int  # of the reign (`protocol.terms`)
-    name: str = ""  # of the controller; "" if there is only one
+    term: int  # term of the reign (`protocol.terms`)
+    name: str = ""  # name of the controller; "" if there is only one
     agents_at: tuple[str, ...] = ()  # addresses for agents; empty if there is only one controller
     clients_at: tuple[str, ...] = ()  # addresses for clients, likewise
 
@@ -83,7 +83,7 @@ class RequestRecord(Value, frozen=True, kw_only=True):
 class AdoptionRecord(Value, frozen=True, kw_only=True):
     """Record of an operator's decision to take a server over from another cluster."""
 
-    agent: str  # its agent's identity
+    agent: str  # identity of the server's agent
 
 
 class Cordon(Value, frozen=True, kw_only=True):
@@ -94,9 +94,9 @@ class Cordon(Value, frozen=True, kw_only=True):
     by: str
     since_s: float
     kind: CordonKind = CordonKind.CORDON
-    drained_s: float | None = None  # of a drain: when the last work had left (Unix time)
+    drained_s: float | None = None  # when a drain was over (Unix time)
     loan: str = ""  # id of the loan, if the GPUs are lent to a user outside the cluster (`requests.lending`)
-    until_s: float | None = None  # of a loan: its end (Unix time)
+    until_s: float | None = None  # end of a loan (Unix time)
 
     def covers(self, gpu: int) -> bool:
         """Return whether the cordon covers the GPU with this index."""
@@ -128,7 +128,7 @@ class RemovalRecord(Value, frozen=True, kw_only=True):
     """Record of a server that an operator has removed while its agent ran: the agent is refused until it is restarted."""
 
     agent: str  # the agent's identity
-    incarnation: str  # of the agent: new for each of its starts
+    incarnation: str  # random word of the agent's start
     by: str
     since_s: float
 

@@ -61,7 +61,7 @@ class Seals:
 
     def _fresh(self) -> None:
         self.broken: dict[str, str] = {}  # why a record was refused, by its key
-        self.refused_jobs: tuple[RefusedJob, ...] = ()  # of `broken`, the submissions
+        self.refused_jobs: tuple[RefusedJob, ...] = ()  # jobs of refused submissions
         self._untold: list[str] = []
         self._opened = self._marked = False  # whether any record, and whether the marker, has been opened
 
@@ -92,7 +92,7 @@ class Seals:
         seal = self._seal
         try:
             if hidden and not stored.startswith(MARK):
-                return stored  # by an earlier version (`shared_store.shared_job_keys`)
+                return stored  # stored by an earlier version (`shared_store.shared_job_keys`)
             if hidden and seal is not None:
                 return seal.reveal(key, stored)
             if seal is not None:

@@ -165,7 +165,7 @@ class Doubt:
 
     times: int
     kind: str  # fingerprint of the job's kind; the job may have ended long ago
-    owner: str = ""  # of the job
+    owner: str = ""  # owner of the job
 
 
 @dataclass

@@ -29,8 +29,8 @@ from .jobs.archive import PREFIX as ARCHIVE
 PREFIX = f"{ARCHIVE}snapshots/"
 KEPT_UNUSED_S = 600.0  # longer than a client needs to send a snapshot and to submit a job with it
 LOOK_INTERVAL_S = 60.0
-MOST_OF_ONE_BYTES = 512 << 20  # of one owner
-MOST_BYTES = 2 << 30  # of all owners; the default size limit of etcd
+MOST_OF_ONE_BYTES = 512 << 20  # limit for one owner
+MOST_BYTES = 2 << 30  # limit for all owners; etcd's default limit of a store
 MOST_OF_ONE = 64
 
 Id = tuple[str, str, int]  # the owner's digest in the keys, the snapshot's digest, bytes

@@ -19,7 +19,7 @@ from ..protocol.model import CordonKind, Server, Severity, Trouble
 from ..protocol.texts import ranges
 from .records import Cordon, OverruleRecord
 
-MOST_TROUBLES = 512  # of a server and its GPUs
+MOST_TROUBLES = 512  # most troubles of a server and its GPUs
 MOST_OF_WHOLE = 64  # of these: troubles of the server as a whole, which apply to each of its GPUs
 MOST_REASONS = 8  # most reasons shown for one GPU
 MOST_CODE, MOST_TEXT = 64, 500  # characters of a trouble's code and text
@@ -38,7 +38,7 @@ class Taint:
     causes: tuple[str, ...]  # codes of troubles and keys of cordons; unchanged as long as there is no new reason
     by_operator: bool = False  # at least one of the reasons is a cordon
     drain: CordonKind | None = None  # the gravest drain of the GPU
-    beside: Taint | None = None  # of a cordoned GPU: the taint without its cordons
+    beside: Taint | None = None  # for a cordoned GPU: the taint without cordons
 
     @property
     def text(self) -> str:

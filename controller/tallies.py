@@ -16,7 +16,7 @@ class Tallies:
 
     events: dict[EventKind, int] = field(default_factory=dict)
     steps: int = 0  # steps of jobs, each counted once although all workers of a job apply it
-    pauses: Buckets = field(default_factory=lambda: Buckets(PAUSES_S))  # of resizes (s)
+    pauses: Buckets = field(default_factory=lambda: Buckets(PAUSES_S))  # durations of pauses by resizes (s)
 
     def stepped(self, steps: int) -> None:
         self.steps += steps

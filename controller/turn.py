@@ -134,7 +134,7 @@ class Turn:
         self._outbox: list[Outgoing] = []  # messages that wait for the commit of the batch
         self._batch = WriteBatch(store.limits)
         self._asked: list[ClientRequest] = []  # requests of this batch
-        self._unsettled: dict[str, ClientRequest] = {}  # by name, for the next machine
+        self._unsettled: dict[str, ClientRequest] = {}  # by name: requests that the next machine has to handle
         # Unanswered requests that may be recorded: by name, the client and the id that an answer goes to.
         self._doubted: dict[str, tuple[bytes, str]] = {}
         self._known: frozenset[str] = (

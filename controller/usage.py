@@ -22,7 +22,7 @@ NOBODY = "(nobody)"  # a job without a user
 OTHERS = "(others)"
 MOST_USERS = 5000  # most users of one month; all others are counted together
 MOST_RECORDS = 100_000
-LAST_DAY = 2_932_896  # of the year 9999
+LAST_DAY = 2_932_896  # last day of the year 9999
 
 
 class MonthRecord(Value, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Usage:
         self._gone: list[str] = []  # keys
         self._holding: dict[JobId, Job] = {}
 
-    # -- what happens
+    # -- bookings
 
     def book(self, job: Job, bookings: Iterable[Booking]) -> None:
         """Add the bookings of `job` to the usage of its user."""
@@ -108,7 +108,7 @@ class Usage:
         days = self._month(month, user)
         days |= {day: spent for day, spent in record.days.items() if 0 <= spent.held_gpu_s < math.inf}
 
-    # -- what is asked
+    # -- queries
 
     @property
     def holding(self) -> tuple[Job, ...]:
@@ -156,7 +156,7 @@ class Usage:
             found += [day for days in self._months[min(self._months)].values() for day in days]
         return min(found, default=None)
 
-    # -- how
+    # -- details
 
     def _between(self, first: int, last: int) -> Iterator[tuple[str, Mapping[str, dict[int, GpuSeconds]]]]:
         for month in sorted(self._months):

@@ -302,7 +302,7 @@ class Client:
         if not transport.is_final(line.refusals.recv_multipart()):
             line.unheard = True
             return
-        transport.connect_again(line.socket, line.address)  # for later requests of this client
+        transport.connect_again(line.socket, line.address)  # so that later requests of this client can succeed
         who = f"{self._key.role.value}:{self._key.name}" if self._key is not None else "nobody"
         line.refused = f"does not let {who} in: the key is unknown there, or revoked"
 

@@ -21,7 +21,7 @@ from .jobgpus import WantedGpus
 
 LIBRARY = "elasticd"
 LIBRARIES = {LIBRARY, "elasticctl"}  # one package under two names
-INTERPRETER_S = 3.0  # for an interpreter to report which modules it finds
+INTERPRETER_S = 3.0  # time for an interpreter to report the modules that it finds
 MAX_SCRIPT_BYTES = 4 << 20
 MAX_SOURCES = 50  # files of a script that are examined
 
@@ -38,7 +38,7 @@ WRAPPERS = {
     "setsid": (),
     "timeout": ("-k", "-s"),
 }
-OPTIONS_WITH_MODULE = re.compile(r"-[bBdEiIOPqsSuvx]*m")  # of Python, which takes `-um` for `-u -m`
+OPTIONS_WITH_MODULE = re.compile(r"-[bBdEiIOPqsSuvx]*m")  # options of Python, which accepts `-um` for `-u -m`
 OPTIONS_WITH_CODE = re.compile(r"-[bBdEiIOPqsSuvx]*c.*", re.DOTALL)
 SHELLS_OWN = ("cd", "source", ".", "export", "ulimit", "module")  # commands built into shells
 BATCH_LINE = re.compile(rb"^#(?:ELASTICCTL|SBATCH|PBS|BSUB|\$)[ \t]+-.*$", re.MULTILINE)

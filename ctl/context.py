@@ -35,7 +35,7 @@ PIPE_COLUMNS = 10_000  # output to programs is not wrapped: they read lines
 JSON = typer.Option("--json", help="One JSON document instead of text.", show_default=False)
 
 
-SYSTEM = Path("/etc/elasticctl")  # of all users of this machine; a user's own file takes precedence
+SYSTEM = Path("/etc/elasticctl")  # configuration for all users of this machine; a user's own file takes precedence
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -143,7 +143,7 @@ def _key(fleet: Fleet, server: str, keys: KeyDirectory, public: str) -> str | No
     if known is not None and known.revoked_s is None:
         if known.public == public:
             return None
-        keys.revoke(principal)  # its host has lost the key
+        keys.revoke(principal)  # the host has lost the key
     out = keys.path / f".given-{secrets.token_hex(4)}"
     try:
         return keys.add(principal, "", out, fleet.agents).text().decode()

@@ -34,7 +34,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """One host that runs an agent."""
 
     target: str  # argument for ssh: HOST or USER@HOST
-    name: str  # of the server
+    name: str  # name of the server
     address: str  # IPv4 address at which the other hosts reach it
     slots: int | None = None  # CPU slots; None: its GPUs
     python: str | None = None  # the host's interpreter with elasticctl; None: the same path as on the others

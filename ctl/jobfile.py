@@ -286,7 +286,7 @@ def array_of(file: Path | None, options: Overrides, cwd: Path) -> arrays.Array |
     where = "--array" if options.array is not None else f"{source}: array"
     where_sweep = str(options.sweep) if options.sweep is not None else f"{source}: sweep"
     sweep = written.sweep if options.sweep is None else arrays.sweep_of(cwd / options.sweep)
-    if isinstance(sweep, str):  # in a job file: the name of a file
+    if isinstance(sweep, str):  # a job file may name a file with the lists
         where_sweep, sweep = sweep, arrays.sweep_of(_directory(cwd, file) / sweep)
     array = options.array if options.array is not None else written.array
     return arrays.wanted(where, None if array is None else str(array), where_sweep, sweep)

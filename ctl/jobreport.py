@@ -22,7 +22,7 @@ from .render import memory, percent, use_texts
 GIB = 1 << 30
 MOST_NOTES = 3
 WORTH = 0.05  # least part of the GPU-seconds, or of the time, that a note is about
-LONG_IDLE = 0.25  # the same for starting, loading and saving, which every job needs
+LONG_IDLE = 0.25  # WORTH for starting, loading and saving, which every job needs
 POOR = 0.5  # scaling efficiency below which more GPUs are a waste
 MEASURED = ("measured", "history")  # sources of throughput that are no guess
 OUT_OF_MEMORY = "out of memory"

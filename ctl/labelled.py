@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .formatting import printable
 
-LABEL = 12  # columns
+LABEL = 12  # columns of a label
 
 
 @dataclass(frozen=True)

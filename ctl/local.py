@@ -61,7 +61,7 @@ class LocalCluster(msgspec.Struct, frozen=True):
     servers: int
     gpus: int | None  # CPU slots per server; None: the server's own GPUs
     policy: str
-    daemons: dict[str, Daemon] = {}  # of this machine
+    daemons: dict[str, Daemon] = {}  # processes on this machine
     fleet: Fleet | None = None  # set if agents run on other hosts; then none runs here
     gpu_models: tuple[str, ...] = ()  # models of the stand-ins for GPUs, one server after the other; none: no stand-ins
     offers: str = ""  # a sentence: the devices that the servers of this machine offer, and the reason
@@ -529,7 +529,7 @@ def _take_back(
         process.kill()
         process.wait()
     left = fleets.end(cluster.fleet, hosts) if cluster.fleet is not None else {}
-    if left:  # they stay on record, so that `down` finds them
+    if left:  # the remaining processes stay on record, so that `down` finds them
         say(
             f"elasticctl: not ended on these hosts; `elasticctl down` when they can be reached:\n{fleets.reasons(left)}"
         )

@@ -25,7 +25,7 @@ from .context import JSON, Context, of, print_json, say
 
 FOLLOW_S = 0.2
 PIECE_BYTES = 1 << 18
-TAIL_BYTES = 1 << 16  # of each log, read first for its last lines
+TAIL_BYTES = 1 << 16  # bytes at the end of a log that are read first for its last lines
 NOTHING_YET = "has had no worker yet, so there is no log"
 STREAMS = {b"o": "stdout", b"e": "stderr"}
 

@@ -282,7 +282,7 @@ def _changed(before: PolicyInUse, after: PolicyInUse) -> Iterator[tuple[str, str
     try:
         quotas = changes(convert(before.quotas or {}, Quotas), convert(after.quotas or {}, Quotas))
         old, new = (convert(one.reservations or (), tuple[TimedReservation, ...]) for one in (before, after))
-    except ValidationError:  # of a newer controller
+    except ValidationError:  # a value of a newer controller
         yield "quotas and reservations", "`elasticctl quota` shows them"
         return
     if quotas:

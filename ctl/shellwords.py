@@ -24,7 +24,7 @@ OPERATORS = ("&&", "||", "|", "|&", ";", "&")
 VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{|\()|`")
 WHOLE = frozenset((*OPERATORS, ">", ">>", "<", "2>", "&>", "2>&1"))  # operators among the words of a list
 TAKE_OPERATORS = ("[", "[[", "expr", "find", "test")  # programs that accept operators as arguments
-LONGEST_SUGGESTION = 300  # characters
+LONGEST_SUGGESTION = 300  # characters of a suggested command
 
 
 def words_of(where: str, text: str) -> list[str]:

@@ -23,7 +23,7 @@ from .view import ClusterView
 class AdmissionState:
     """Counts that an admission may use. Only admitted, unfinished jobs count."""
 
-    gpus: int  # of all known servers, absent ones included, since they may come back
+    gpus: int  # number of GPUs of all known servers; absent ones count, since they may come back
     waiting_jobs: int  # jobs without GPUs
     user_jobs: int  # jobs of the submitting user
 

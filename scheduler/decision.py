@@ -24,7 +24,7 @@ def _nothing(row: int) -> tuple[()]:
 class Stage(enum.Enum):
     """The stages that decide about a share, in this order (`pipeline`; the last two in the controller)."""
 
-    BY_HAND = "by-hand"  # in place of the policy and its stages
+    BY_HAND = "by-hand"  # a manual share, which replaces the policy and its stages
     POLICY = "policy"
     QUOTAS = "quotas"
     PROMISES = "promises"  # deadlines that other jobs were promised
@@ -47,13 +47,13 @@ class Decision:
     """All shares and GPUs, and why some jobs get less than they could use; all by row of the view."""
 
     shares: Ints
-    placements: Placements  # of the jobs with a share
+    placements: Placements  # GPUs of the jobs with a share
     why: Callable[[int], Reason | None]  # for rows with less than their maximum or manual share
     review_s: float  # Unix time at which to decide again, even without an event
     wanted: Ints  # the policy's shares, before packing
     kept: Kept | None = None  # the handling of deadlines; None: no job has one, or they were not examined
-    every: Callable[[int], tuple[Reason, ...]] = _nothing  # as `why`: all reasons, that of `why` first
-    steps: Callable[[int], tuple[Step, ...]] = _nothing  # of any row: its share after each stage that decided about it
+    every: Callable[[int], tuple[Reason, ...]] = _nothing  # all reasons of such a row, that of `why` first
+    steps: Callable[[int], tuple[Step, ...]] = _nothing  # for any row: the share after each stage that decided about it
 
 
 def too_little_for(wanted: int, share: int, gpus: int) -> Reason | None:

@@ -35,8 +35,8 @@ class Measuring:
     """Rules for measuring jobs. Without `way_down` they are measured only with the shares that the policy gives them."""
 
     way_down: bool = True
-    steps: int = 20  # with each share; the result is their median
-    longest_s: float = 60.0  # for one share
+    steps: int = 20  # steps with each share, of which the median counts
+    longest_s: float = 60.0  # longest time of measuring one share
     most_of_rest: float = 0.05  # fraction of the job's remaining time, for all of its shares together
 
 

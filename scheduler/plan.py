@@ -68,7 +68,7 @@ def plan(view: ClusterView, decision: Decision) -> tuple[Change, ...]:
         if has == wants and share == has.bit_count():  # otherwise some of its GPUs are gone
             continue
         change = Change(_kind(share > 0, has, wants), row, wants)
-        takes = bool(wants & ~has)  # a job that has lost GPUs may take some although it shrinks
+        takes = bool(wants & ~has)  # a job with fewer GPUs than before may take new ones in place of lost ones
         waiting.append(((order.index(change.kind), takes, wants.bit_count() - share), change))
     waiting.sort(key=lambda entry: entry[0])
     turns = _Turns(view)

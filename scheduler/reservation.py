@@ -48,7 +48,7 @@ from .sets import elements, some, union
 from .view import ClusterView, Gpus, Reason, ReasonCode, Reservation, ServerInView, gpus_by_sort, limit_for
 
 GOING_ON = frozenset({"fifo", "backfill", "yarn-cs"})  # under these policies running jobs keep their shares
-SHRINKING = frozenset({"elastic-fifo", "elastic-backfill"})  # likewise at least their minimums
+SHRINKING = frozenset({"elastic-fifo", "elastic-backfill"})  # under these policies they keep at least their minimums
 
 
 Most = Callable[[int], int]  # by row: how many GPUs may be held for the job
@@ -254,7 +254,7 @@ def _spare(missing: int, sizes: Iterable[int]) -> int | None:
 
 
 def _bits_of(seen: Sequence[ServerInView], servers: Sequence[ServerInView]) -> list[int]:
-    """Return, by bit of a view, the bit in sets of all GPUs of the servers."""
+    """Return, for each bit of a view's GPU sets, the GPU's bit in sets of all GPUs of `servers`."""
     begins: dict[str, tuple[int, Mapping[int, int]]] = {}
     begin = 0
     for server in servers:

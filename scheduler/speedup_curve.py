@@ -47,12 +47,12 @@ Where = tuple[int, int]  # a share, and its number of servers; 0 servers: unknow
 
 
 class Source(enum.Enum):
-    """The source of a value, the best first."""
+    """Source of a known throughput; the most reliable source comes first."""
 
-    MEASURED = "measured"  # of this job
-    HISTORY = "history"  # of an earlier job of the same kind
-    STATED = "stated"  # in the job file
-    PROFILE = "profile"  # in a table, for the job's model
+    MEASURED = "measured"  # measured by this job
+    HISTORY = "history"  # measured by an earlier job of the same kind
+    STATED = "stated"  # stated in the job file
+    PROFILE = "profile"  # listed for the job's model in a table
     ASSUMED = "assumed"
 
 

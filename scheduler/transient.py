@@ -88,14 +88,14 @@ def left_s(counts: Sequence[int], idle_s: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a resize costs a job: seconds until new workers train, and seconds for which training stands still."""
+    """Cost of a resize for a job: seconds until new workers train, and seconds for which training stands still."""
 
     start_s: float
     pause_s: float
 
 
 def pays(rest_s: Sequence[float], cost: Cost, before: float, after: float) -> bool:
-    """Return whether growing from throughput `before` to `after` pays. `rest_s`: as `left_s`."""
+    """Return whether growing from throughput `before` to `after` pays. `rest_s`: result of `left_s`."""
     if not rest_s:
         return True
     used_s = sum(max(0.0, each - cost.start_s) for each in rest_s) / len(rest_s)

@@ -243,10 +243,10 @@ class ServerInView:
     server: ServerId
     gpus: tuple[int, ...]
     sorts: tuple[GpuSort, ...] = ()
-    near: Near = ()  # which GPUs are close to each other; empty: all equally close
+    near: Near = ()  # sets of GPUs that are close to each other; empty: all are equally close
     leaves: tuple[int, ...] = ()  # number of each GPU along the tree of `near`; empty: the GPUs' own numbers
     rack: str = ""
-    capacity: Capacity | None = None  # its cores and memory for the jobs in view; None: they are not counted
+    capacity: Capacity | None = None  # cores and memory for the jobs in view; None: not counted
 
     @classmethod
     def of(cls, server: Server) -> ServerInView:
@@ -385,15 +385,15 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
     now: float
     jobs: JobTable
     servers: tuple[ServerInView, ...]
-    placements: Mapping[int, Gpus]  # by row, of the jobs with GPUs
-    manual_shares: Mapping[int, int] = msgspec.field(default_factory=dict)  # by row, of the jobs with a manual share
+    placements: Mapping[int, Gpus]  # by row: GPUs of the jobs that have some
+    manual_shares: Mapping[int, int] = msgspec.field(default_factory=dict)  # by row: manual shares (GPUs)
     limits: tuple[Limit, ...] = ()
     limit_of: Ints | None = None  # by row: index into `limits`; None: every job may use every GPU
     absent: tuple[ServerInView, ...] = ()  # known servers that are not connected
     whole: tuple[ServerInView, ...] = ()  # present servers with the GPUs of jobs that cannot be resized, if such exist
-    reservation: Reservation | None = None  # its limits are among `limits`
+    reservation: Reservation | None = None  # its effect on jobs is contained in `limits`
     excluded: tuple[Excluded, ...] = ()  # GPUs of present servers that no job in view can have; `whole` includes them
-    transient: Transient | None = None  # its limits are among `limits`
+    transient: Transient | None = None  # its effect on jobs is contained in `limits`
 
     @cached_property
     def total_gpus(self) -> int:

@@ -22,7 +22,7 @@ class WaitingQueue:
         insort(self.by_want.setdefault(want, []), (key, number))
 
     def put_all(self, wishes: Iterable[Wish]) -> None:
-        """Add many jobs at once; as `put`."""
+        """Add many jobs at once, with the same result as `put` for each."""
         for wish in wishes:
             key, number, want = self._where[wish[1]] = wish
             self.by_want.setdefault(want, []).append((key, number))

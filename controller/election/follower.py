@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 RETRY_S = 1.0
-PATIENCE_S = 2.0  # for the watch to reach the revision of the reign's beginning; then the store is listed instead
+PATIENCE_S = 2.0  # time for the watch to reach the reign's first revision; then the store is listed instead
 CLOSED_WITHIN_S = 2.0
 
 
@@ -52,7 +52,7 @@ class Follower:
         self._store = store
         self._seen = seen
         self._wake = wake
-        self.last: LeaderRecord | None = None  # of the last reign recorded in the store
+        self.last: LeaderRecord | None = None  # record of the last reign in the store
         self.followed: Followed | None = None
         self.revision = 0
         self._wanted: int | None = None

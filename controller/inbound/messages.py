@@ -65,7 +65,7 @@ from .statuses import (
 )
 from .worker_ends import add_broken, unknown_there, worker_ended
 
-MAX_ORPHANS = 4096  # per server
+MAX_ORPHANS = 4096  # most orphans per server
 MAX_SERVERS = 10_000
 NOWHERE = -1  # GPU index of a worker in reports of agents of earlier versions, which do not send it
 

@@ -32,8 +32,8 @@ from ...protocol.model import GpuSeconds, Value
 
 DAY_S = 86_400.0
 MOST_SLICE_S = 400 * DAY_S  # longest time between two changes of an account; a longer one is a clock error
-KEPT_DAYS = 400  # days of time that a restart would make void
-RECENT_DAYS = 2  # days in which a reported pause may have been
+KEPT_DAYS = 400  # most days in `Account.unsaved` and `Account.unjoined`
+RECENT_DAYS = 2  # a reported pause was at most so many days ago
 
 
 class Column(Enum):

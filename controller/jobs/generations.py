@@ -49,7 +49,7 @@ class RosterSlot:
 
     gpu: GpuAddress
     worker: WorkerId | None
-    gpus: tuple[int, ...] = ()  # as in `WorkerRecord`
+    gpus: tuple[int, ...] = ()  # as `WorkerRecord.gpus`
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class _Facts:
     """Entries of one job in the index."""
 
     record: JobRecord
-    version: int = 0  # of the job's worker table
+    version: int = 0  # version of the job's worker table
     phase: JobPhase | None = None
     live: bool = False
     over: bool = False

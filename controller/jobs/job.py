@@ -113,7 +113,7 @@ class Job(Facts):
     room: int | None = None
     unproven: Unproven = field(default_factory=Unproven)
     leaving_since: dict[WorkerId, float] = field(default_factory=dict)
-    saving: Saving = field(default_factory=Saving)  # for a preempted job
+    saving: Saving = field(default_factory=Saving)  # meaningful while the job is preempted
     # Per worker: time of the last repeated stop request (Unix time).
     stop_sent_s: dict[WorkerId, float] = field(default_factory=dict)
     orders_sent_s: float = 0.0  # when the newest order and its starts were last sent (Unix time)
@@ -478,9 +478,9 @@ class Job(Facts):
     # -- time limits and timers
 
     def let_leave(self, now: float, workers: Collection[WorkerId]) -> None:
-        """Let these workers, which no roster names, exit by themselves.
+        """Set the workers that are expected to exit by themselves, as no roster names them.
 
-        The time of a worker counts from its first such call. Other workers are no longer expected to exit.
+        A worker's time to do so counts from the first call that names it.
         """
         self.leaving_since = {worker: self.leaving_since.get(worker, now) for worker in workers}
 

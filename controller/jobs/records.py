@@ -227,7 +227,7 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     saved_generation: int = 0  # generation of that checkpoint
     saved_file: str = ""  # path of that checkpoint on the server of its writer; "": not known
     gpu_account: Account = Account()  # the job's GPU-seconds
-    use: Use = NO_USE  # of the workers that have ended (`usage`)
+    use: Use = NO_USE  # use of resources by the workers that have ended (`usage`)
     idle_warned: bool = False  # the user was notified that the job's GPUs are idle (`reconcile.idle`)
     idle_shrunk: bool = False  # for the same reason the job is limited to its minimum of GPUs, until they compute again
     joined: bool = False  # a worker has called `elastic.join()`; from then on the job may be resized

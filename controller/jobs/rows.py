@@ -59,7 +59,7 @@ class _Columns:
     steps_left: Floats  # nan: unknown
     steps_done: Floats
     attained_gpu_s: Floats  # up to `counted_s`
-    executed_s: Floats  # likewise
+    executed_s: Floats  # up to `counted_s`
     changes: Ints
     running: Ints  # GPUs that have trained since `counted_s`
     counted_s: Floats  # Unix time
@@ -127,9 +127,9 @@ class Rows:
         """Begin with no jobs. `name_of`: returns the product name of a GPU, "" if unknown."""
         self._name_of = name_of
         self._kept = _Columns.empty(FIRST_ROWS)
-        self._jobs: list[Job | None] = []  # by row
-        self._names: list[JobId] = []  # likewise
-        self._speedup: Floats = np.zeros((FIRST_ROWS, 2))  # by curve
+        self._jobs: list[Job | None] = []  # the job of each row
+        self._names: list[JobId] = []  # the job's id of each row
+        self._speedup: Floats = np.zeros((FIRST_ROWS, 2))  # by curve: speedup by share
         self._hull: Floats = np.zeros((FIRST_ROWS, 2))  # by curve: the concave hull of the speedups
         self._alone: Floats = np.zeros(FIRST_ROWS)  # by curve: steps per second with one GPU; 0: unknown
         self._free_curves = list(range(FIRST_ROWS))
@@ -145,16 +145,16 @@ class Rows:
         self._number_of: dict[Demand, int] = {}  # index of each demand in `_demands`
         self._seen: tuple[ServerInView, ...] = ()  # the servers in view for which `_sorts` and `_limits` hold
         self._sorts: dict[GpuSort, Gpus] = {}  # the GPUs of each sort
-        self._limits: dict[int, Limit] = {}  # by number of the demand
+        self._limits: dict[int, Limit] = {}  # limits by number of the demand
         self._there: tuple[ServerInView, ...] = ()  # the present servers for which `_most_there` holds
         self._most_there: dict[int, int] = {}  # by number of the demand: the largest share that a job could have
         self._servers: Ints = np.zeros(0, dtype=np.int64)  # by share: the fewest servers that hold it
-        self._numbers: dict[tuple[ServerId, int], int] = {}  # of GPUs
+        self._numbers: dict[tuple[ServerId, int], int] = {}  # number of each GPU
         self._views: dict[ServerId, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # GPU indices, and their numbers
         self._order: list[int] = []  # numbers of the GPUs in view, by bit
-        self._bits: list[Gpus] = []  # by number
+        self._bits: list[Gpus] = []  # by number of the GPU: its bit in the view; 0: not in view
         self._places: dict[JobId, Allocation] = {}
-        self.held: dict[JobId, Held] = {}  # of the jobs with GPUs or processes
+        self.held: dict[JobId, Held] = {}  # GPUs of the jobs with GPUs or processes
         self.manual: dict[JobId, Job] = {}
         self.ending: dict[JobId, Job] = {}
         self.gangs: dict[JobId, Job] = {}

@@ -59,11 +59,11 @@ class Written:
     """State of a job as the store holds it."""
 
     record: JobRecord = NOTHING  # without the workers
-    # Of a parted state: the living and the past workers.
+    # Living and past workers of a parted state.
     workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
-    whole: tuple[WorkerRecord, ...] = ()  # of a state in one record: the living workers
+    whole: tuple[WorkerRecord, ...] = ()  # living workers of a state in one record
     parted: bool = False
-    head: JobRecord | None = None  # of a parted state; None: the head must be written
+    head: JobRecord | None = None  # head of a parted state; None: the head must be written
 
 
 @dataclass(frozen=True)

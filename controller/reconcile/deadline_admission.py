@@ -372,9 +372,9 @@ class _Wide:
     """A view with additional rows for starting and newly submitted jobs, and a server with the GPUs of the starting jobs."""
 
     view: ClusterView
-    jobs: tuple[Job, ...]  # by row
+    jobs: tuple[Job, ...]  # job of each row
     busy: Busy  # GPUs that are reserved, and until when
-    busy_on: Mapping[str, Busy] = field(default_factory=dict)  # by type, those of starting jobs without deadlines
+    busy_on: Mapping[str, Busy] = field(default_factory=dict)  # by GPU type: GPUs of starting jobs without deadlines
 
 
 def _starting(cluster: Cluster) -> tuple[Job, ...]:

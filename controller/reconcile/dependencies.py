@@ -54,7 +54,7 @@ def _judge(cluster: Cluster, now: float, job: Job) -> None:
             end_job(cluster, now, job, JobPhase.CANCELLED, text)
             return
         if other is not None:
-            cluster.jobs.touch(other)  # it may leave the memory once no job waits for it
+            cluster.jobs.touch(other)  # the ended job may leave the memory once no job waits for it
     if len(still) < len(job.record.waits_for):
         job.update(waits_for=tuple(still))
         cluster.jobs.mark_dirty(job)

@@ -34,10 +34,10 @@ from .tainted import refresh_taints
 
 FAILURES_OF_A_JOB = 2  # so many failures on one server, of a job that runs elsewhere, show that the server is to blame
 JOBS_THAT_FAIL = 3  # so many jobs in a row that fail on one server only show that the server is to blame
-JOBS_THAT_FAIL_ON_GPU = 2  # likewise for one GPU, while other GPUs of its server work
-TRIES_ON_ONE_SERVER = 4  # tries of a job that gets no other server, until the job fails
-TRIES_IF_LATE = 1  # likewise if each try takes the longest time that a start may take
-TRIES_IN_DOUBT = 7  # likewise if other kinds of jobs fail on the server, too: five minutes with the back-offs between
+JOBS_THAT_FAIL_ON_GPU = 2  # the same for one GPU, while other GPUs of its server work
+TRIES_ON_ONE_SERVER = 4  # a job that gets no other server fails after so many tries on the only one
+TRIES_IF_LATE = 1  # the same limit if the tries fail by the time limit of a start
+TRIES_IN_DOUBT = 7  # the same limit if other kinds of jobs fail there, too: five minutes with back-offs
 OWNERS_THAT_AGREE = 2  # users with failed jobs until a server or GPU is to blame, if several users have active jobs
 DIVERGED_BACK_OFF_S = 60.0  # first back-off from a GPU on which the state of a worker diverged
 SERVERS_TOLD = 8

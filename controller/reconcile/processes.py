@@ -12,7 +12,7 @@ from ..jobs.generations import complete, unneeded
 from ..jobs.job import Job
 from ..jobs.records import WorkerRecord, WorkerState
 
-FIRST_PORT = 29_500  # for a gang if the agent of its first server is too old to reserve ports
+FIRST_PORT = 29_500  # rendezvous port of a gang if its first server's agent is too old to reserve one
 
 
 def start_waiting(cluster: Cluster, now: float) -> None:

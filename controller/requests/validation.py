@@ -41,7 +41,7 @@ MAX_PATH = 4096
 MAX_WAIT_S = 1e9
 MAX_DATE_S = 1e10  # the year 2286
 MAX_ARGUMENTS = 4096
-MAX_TEXT_BYTES = 128 << 10  # of the command, and of the environment: the kernel's limit for one string
+MAX_TEXT_BYTES = 128 << 10  # limit of the command, and of the environment: that of the kernel for one string
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -16,7 +16,7 @@ from ..jobs.job import Job
 from ..records import RequestRecord, request_key
 from .effects import Effects
 
-KEPT_PRINCIPALS = 1000  # principals with refused requests
+KEPT_PRINCIPALS = 1000  # most principals whose refused requests are counted
 ATTEMPTS_AT_ONCE, ATTEMPT_INTERVAL_S = 20, 10.0  # audited refusals of one principal: a burst, then one per interval
 
 

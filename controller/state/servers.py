@@ -32,7 +32,7 @@ from .effects import Effects
 
 MORE_THAN_ANY_SESSION = 1 << 62  # more messages than any session sends to an agent
 KEPT_REMOVALS = 1000  # removed servers with agents that ran at the removal
-KEPT_DEMANDS = 1000  # demands with a cached largest share
+KEPT_DEMANDS = 1000  # cached results of `most_gpus`
 KEPT_REFUSED = 1000  # agents whose refusal is remembered; the refusal of a forgotten one is reported again
 KEPT_MET = 4096  # noted workers of a server
 TOLD_AT_ONCE, TELL_INTERVAL_S = 20, 30.0  # rate limit for events of one server: burst, then one per interval (seconds)
@@ -55,8 +55,8 @@ class Servers:
         # may be ahead of the store (`forgery`).
         self.met: dict[ServerId, dict[WorkerId, str]] = {}
         self.forged: dict[ServerId, Forgeries] = {}
-        self.health: dict[ServerId, Health] = {}  # of servers on which a worker failed to start
-        self.gpu_health: dict[GpuAddress, Health] = {}  # of GPUs on which scripts fail at their start
+        self.health: dict[ServerId, Health] = {}  # health of servers on which a worker failed to start
+        self.gpu_health: dict[GpuAddress, Health] = {}  # health of GPUs on which scripts fail at their start
         self.overruled: dict[ServerId, OverruleRecord] = {}  # operators' decisions about troubles and cordons
         # GPUs that take no new work; servers without such GPUs are absent (`taints`).
         self.tainted: dict[ServerId, dict[int, Taint]] = {}

@@ -119,9 +119,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     format: str
     cluster: str
     read_s: float  # Unix time of the reading
-    version: str  # of the program that wrote the file
+    version: str  # version of the program that wrote the file
     records: int
-    sha256: str  # of the rest of the file
+    sha256: str  # digest of the rest of the file
 
 
 def write_backup(path: Path, found: Contents) -> None:

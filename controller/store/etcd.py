@@ -37,11 +37,11 @@ from .interface import (
 )
 from .watching import EtcdWatch
 
-HEAD_BYTES = 32_768  # of a request, reserved for comparisons and the overhead of etcd
+HEAD_BYTES = 32_768  # part of a request that is reserved for comparisons and etcd's overhead
 WRITE_BYTES = 48  # overhead of each write, beside key and value
-FIRST_PAGE = 64  # records
+FIRST_PAGE = 64  # records of the first page
 PAGE_BYTES = 1 << 20  # intended size of a page, from which the number of records of the next page follows
-MOST_RECORDS = 1024  # limit of a page
+MOST_RECORDS = 1024  # most records of a page
 KEYS_OF_A_PAGE = 8192
 ATTEMPTS = 5
 REPLACED = "another controller writes to the store now"
@@ -54,7 +54,7 @@ class Bounds:
 
     operations: int = 128  # limit of a transaction (--max-txn-ops)
     request_bytes: int = 1_572_864  # limit of a request (--max-request-bytes)
-    piece_bytes: int = 1 << 20  # of each journal piece of a large commit
+    piece_bytes: int = 1 << 20  # size of a journal piece of a large commit
 
 
 class EtcdStore:

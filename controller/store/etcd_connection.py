@@ -47,7 +47,7 @@ OPTIONS = (
 class Access:
     """Addresses of an etcd cluster, and the credentials for it."""
 
-    endpoints: tuple[str, ...]  # HOST:PORT
+    endpoints: tuple[str, ...]  # addresses HOST:PORT of the members
     ca: Path | None = None  # certificates of the authorities that sign the members' certificates; None: no TLS
     cert: Path | None = None  # certificate of this client, if the members require one
     key: Path | None = None

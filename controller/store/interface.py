@@ -94,8 +94,8 @@ class Limits:
     """
 
     operations: int | None = None
-    bytes: int | None = None  # of all keys and values, each write with its overhead
-    overhead_bytes: int = 0  # for each write
+    bytes: int | None = None  # bytes of all keys and values, with the overhead of each write
+    overhead_bytes: int = 0  # overhead of each write
 
     @property
     def is_none(self) -> bool:

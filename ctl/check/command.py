@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WIDTH_IN_PIPES = 100
 COULD_NOT_RUN = 2
-SHOWN_LINES = 25  # of a script's output
+SHOWN_LINES = 25  # shown lines of a script's output
 
 
 def add_to(app: typer.Typer) -> None:

@@ -52,7 +52,7 @@ class Outcome:
 
     part: Part
     seconds: float = 0.0
-    notes: dict[int, Notes] = field(default_factory=dict)  # by worker
+    notes: dict[int, Notes] = field(default_factory=dict)  # notes of each worker
     failed: int | None = None  # the worker that ended first with an error
     exit_code: int | None = None
     output: tuple[str, ...] = ()  # the last lines of that worker

@@ -20,7 +20,7 @@ class Notes:
     joined: bool = False  # the worker has called `elastic.join()`
     loop: dict[str, Any] | None = None
     looks: dict[int, Reach] = field(default_factory=dict)  # by number of applied steps; -1: before the loop
-    states: dict[int, Entries] = field(default_factory=dict)  # by applied steps
+    states: dict[int, Entries] = field(default_factory=dict)  # by number of applied steps
     saves: dict[tuple[str, int], Entries] = field(default_factory=dict)  # by path and applied steps
     over: int | None = None  # number of applied steps at the loop's end; None: not reached
     final: Entries = field(default_factory=dict)

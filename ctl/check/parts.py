@@ -33,7 +33,7 @@ class Part:
     stages: tuple[tuple[int, ...], ...] = ((0,),)
     entries: Entries = ALONE
     losses: tuple[int, ...] = ()  # indices of roster entries that begin with the death of a worker
-    suspended_at: tuple[int | None, ...] = ()  # by stage
+    suspended_at: tuple[int | None, ...] = ()  # step at which each stage is suspended; None: it runs to the end
     backwards: bool = False
     hash_seed: int = 0
 

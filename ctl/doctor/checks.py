@@ -23,7 +23,7 @@ class Outcome(enum.Enum):
 
     OK = "ok"
     WARNING = "warning"  # the subject works, but is slow, or will fail under some condition
-    FAILURE = "failure"  # something does not work
+    FAILURE = "failure"  # the subject does not work
     ABSENT = "not applicable"  # the place has no such part, or the caller may not see it
 
 

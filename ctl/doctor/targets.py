@@ -317,7 +317,7 @@ def _pid(file: Path, kind: str, machine: Machine) -> int | None:
     for entry in sorted(name for name in os.listdir(machine.proc) if name.isdecimal()):
         try:
             line = (machine.proc / entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if any(line[at : at + 4] == wanted for at in range(1, len(line) - 3)):
             return int(entry)

@@ -42,7 +42,7 @@ def allocate(plan: Plan, promised: Mapping[int, Promise], free_running: Sequence
     free = gpus - sum(share.values())
     heap: list[tuple[int, float, float, int]] = []
     queued: dict[int, tuple[int, Promise, float]] = {}  # by key: class of the job, the job, gain of a GPU at its level
-    following: dict[int, int] = {}  # by key: the next level
+    following: dict[int, int] = {}  # by key of a job: its next level
 
     def offer(key: int) -> None:
         kind, one, worth = queued[key]

@@ -33,7 +33,7 @@ class Pools:
 
     all: tuple[Pool, ...]
     by_limit: tuple[tuple[int, ...], ...]
-    each: tuple[int, ...]  # by limit: the fixed number of GPUs on each server; 0: none
+    each: tuple[int, ...]  # by limit: the fixed number of GPUs on each server; 0: any number
 
     def of(self, view: ClusterView, row: int) -> tuple[int, ...]:
         """Return the numbers of the pools that a job may use."""

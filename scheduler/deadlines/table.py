@@ -247,7 +247,9 @@ class _Table:
         view, row = self._view, one.key
         if number not in self.pools.of(view, row):
             return structs.replace(one, levels=NO_LEVELS)
-        if len(self.pools.all) > 1 and view.placements.get(row, 0) & ~pool.gpus:  # it has to move into the pool
+        if (
+            len(self.pools.all) > 1 and view.placements.get(row, 0) & ~pool.gpus
+        ):  # the job would have to move into the pool
             one = structs.replace(one, share=0, lead_s=max(one.lead_s, one.change_s))
         each = self.pools.per_server(view, row)
         if not each:

@@ -224,7 +224,7 @@ class Timeline:
         level, seconds, _ = chosen
         counts, now_level = levels.counts, int(used[0]) if not first else 0
         step = counts[level] - counts[level - 1]
-        rest_s = float(begin[last + 1]) - until_s  # of the piece in which the job leaves the level
+        rest_s = float(begin[last + 1]) - until_s  # rest of the piece in which the job leaves the level
         more_s = math.inf
         if now_level < level and len(more := np.flatnonzero(used > now_level)):
             more_s = float(begin[more[0]])

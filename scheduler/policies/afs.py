@@ -341,8 +341,9 @@ class Unbeaten:
 
     def _begin(self) -> None:
         highest = self._highest = -self._gains[0]
-        self._beaten: dict[float, list[int]] = {}  # by bar
-        self._unbeaten: dict[bool, list[int]] = {True: [], False: []}  # by whether the job had the GPU, each a heap
+        self._beaten: dict[float, list[int]] = {}  # beaten jobs by bar
+        # Heaps of unbeaten jobs, by whether they have fewer GPUs here than at present.
+        self._unbeaten: dict[bool, list[int]] = {True: [], False: []}
         for at, bar in enumerate(self._bar):
             if bar >= highest:
                 self._unbeaten[self._had[at]].append(at)

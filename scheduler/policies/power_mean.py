@@ -26,7 +26,7 @@ import numpy as np
 
 from ..arrays import Floats, Ints
 
-Values = Floats  # of one job: the value of 0, 1, 2 ... GPUs; -inf: not possible. 0 GPUs are always possible
+Values = Floats  # one job's value of 0, 1, 2 ... GPUs; -inf: impossible number (never 0 GPUs)
 
 FLOOR = 1e-3  # added to every speedup, so that 0 GPUs have a finite value (as in Pollux' simulator)
 ANY = 2**31  # GPUs: more than any job can have

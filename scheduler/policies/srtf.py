@@ -1,4 +1,4 @@
-"""`srtf`, `srsf`, and with the leftovers given away `srtf-e`, `srsf-e` (AFS 2.2, 5.5)."""
+"""`srtf` and `srsf` (AFS 2.2), and their variants `srtf-e` and `srsf-e`, which give away leftover GPUs (AFS 5.5)."""
 
 from __future__ import annotations
 

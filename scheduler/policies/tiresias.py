@@ -217,7 +217,7 @@ class _Queues:
         since_s = np.where(runs, self._now, self._waiting_since_s)
         if self._promotion is not None:
             just_came &= ~self._promoted
-            promoted_s = self._submitted_s + (1 + self._promotion) * self._executed_s  # it had waited long enough
+            promoted_s = self._submitted_s + (1 + self._promotion) * self._executed_s  # when it had waited long enough
             since_s = np.where(self._promoted & ~runs, promoted_s, since_s)
         place = np.where(runs & ~just_came, -QUEUE_S / 4, since_s)
         return np.asarray(self.queue * QUEUE_S + place, dtype=np.float64)

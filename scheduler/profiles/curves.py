@@ -42,10 +42,10 @@ MODEL = ("model", "job_type")
 GPUS = ("gpus", "scale_factor")
 BATCH = ("global_batch_size", "global_batch", "batch_size")
 TYPE = ("gpu_type", "worker_type")
-RATES = ("samples_per_s", "iters_per_s", "steps_per_s")  # larger is faster
+RATES = ("samples_per_s", "iters_per_s", "steps_per_s")  # columns of measures of which more is faster
 TIMES_US = ("us_per_iter",)
 EASYSCALE_COLUMNS = ("model", "bs", "gpu", "ddp_nondeterminism")
-MOST_GPUS = 1 << 16  # of a curve, which has a column for each share
+MOST_GPUS = 1 << 16  # largest share of a curve, as each share takes a column
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Curve:
     """One model with one batch on one type of GPU. Rates are those with one GPU; nan: not in the table."""
 
     model: str
-    batch: float | None  # of all workers together; None: not in the table
+    batch: float | None  # batch size of all workers together; None: not in the table
     gpu_type: str
     speedup: Floats  # T(n) / T(1) for n from 0 to the largest measured share
     iterations_per_s: float = math.nan

@@ -23,7 +23,7 @@ from ..arrays import Floats, Ints
 GZIP = b"\x1f\x8b"
 TAR, TAR_AT = b"ustar", 257
 NEWLINE = "\n"
-MOST_BYTES = 1 << 30  # of an unpacked table
+MOST_BYTES = 1 << 30  # limit of an unpacked table
 MOST = 1e15  # limit of values: no meaningful time, size or number is larger
 
 
