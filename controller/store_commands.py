@@ -18,7 +18,7 @@ from .store.etcd import EtcdStore
 from .store.interface import Store
 from .store.sqlite import SqliteStore
 
-DATABASE = "cluster.db"  # in a controller's state directory
+DATABASE = "cluster.db"  # name of the database in a controller's state directory
 RESTORED = """It is the past of that cluster, as it was at {time}. When a controller starts on it:
  * a job that has gone on since then saves its state, ends, and starts again from there: no step is lost;
  * workers of jobs that it does not know are left alone, and keep their GPUs, until an operator decides (`elasticctl servers`);

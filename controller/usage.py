@@ -56,8 +56,8 @@ class Usage:
     def __init__(self) -> None:
         self._months: dict[str, dict[str, dict[int, GpuSeconds]]] = {}  # by month and user
         self._count = 0
-        self._changed: dict[str, None] = {}  # keys
-        self._gone: list[str] = []  # keys
+        self._changed: dict[str, None] = {}  # keys of changed records
+        self._gone: list[str] = []  # keys of records to delete
         self._holding: dict[JobId, Job] = {}
 
     # -- bookings

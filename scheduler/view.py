@@ -341,7 +341,7 @@ def limit_for(demand: Demand, sorts: Mapping[GpuSort, Gpus]) -> Limit:
 
 
 class Use(enum.Enum):
-    """Why GPUs of a present server are outside of the view."""
+    """Reason why GPUs of a present server are outside of the view."""
 
     FIXED = "of jobs that cannot be resized"
     STARTING = "of jobs that are expected to become elastic"
@@ -447,7 +447,7 @@ class ClusterView(msgspec.Struct, frozen=True, dict=True):
 
 
 class ReasonCode(enum.Enum):
-    """Why a job has fewer GPUs than it could use."""
+    """Reason why a job has fewer GPUs than it could use."""
 
     NO_FREE_GPUS = "no-free-gpus"
     BEHIND_ANOTHER = "behind-another"

@@ -10,7 +10,7 @@ from .metric_forecast import Reports
 from .records import Progress
 
 KEPT_ODD = 64
-KEPT_MEASURED = 256  # pairs of a share and a number of servers
+KEPT_MEASURED = 256  # most recorded measurements, one for each share and number of servers
 STEPS_OF_A_RATE = 32  # most steps over which a worker takes the median of a reported rate
 OFTEN_ENOUGH_S = 10.0  # least time between two measurements with the same share, once KEPT_RATES of them are known
 

@@ -39,7 +39,7 @@ from .authority import by, check_job
 
 LONGEST_QUIET_S = 600.0
 STOPPED = "the cluster is being stopped"
-MOST_SAVING = 1000  # jobs named in an answer
+MOST_SAVING = 1000  # most jobs named in an answer
 MOST_TOLD = 100  # named jobs that end because they wait for a cancelled one
 
 
