@@ -311,7 +311,7 @@ class ControllerDaemon:
         self._take(self._reign, AgentMessage(server, message, agent))
 
     def _doubts(self, reign: Reign, server: ServerId, message: ToControllerFromAgent) -> bool:
-        """Return whether to drop a hello that reports a later reign, as such reports are limited (`term_reports`)."""
+        """Return whether to drop a hello that reports a later reign: only some are believed (`term_reports`)."""
         if self._candidacy is None or not isinstance(message, AgentHello):
             return False
         if not reign.term < message.term <= reign.term + terms.MOST_AHEAD or self._candidacy.believes(server):

@@ -185,7 +185,7 @@ class Turn:
         if not self._batch.fits(changed):
             self._commit(now)
             if self._away is not None:
-                self._away = replace(self._away, memory=False)  # the machine knows what this event has changed
+                self._away = replace(self._away, memory=False)  # the machine now has an unrecorded change
                 if isinstance(event, ClientRequest):
                     self._known -= {event.name}  # the answer is dropped with the machine
         if isinstance(event, ClockSet):

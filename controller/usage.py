@@ -51,7 +51,7 @@ def key_of(month: str, user: str) -> str:
 
 
 class Usage:
-    """Months of all users, and the jobs that hold GPUs now."""
+    """GPU-seconds of all users by month and day, and the jobs that hold GPUs now."""
 
     def __init__(self) -> None:
         self._months: dict[str, dict[str, dict[int, GpuSeconds]]] = {}  # by month and user

@@ -134,8 +134,10 @@ def joins(found: Command, workdir: Path, env: Mapping[str, str]) -> bool:
 
 
 def copies(command: Sequence[str], gpus: GpuRange, workdir: Path, env: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the effect of a range of GPUs on a command without `elastic.join()`, in a sentence; "": the command calls
-    `elastic.join()`, or there is no range. Return also whether the script's own text confirms it.
+    """Return, in a sentence, the effect of a range of GPUs on a command that does not call `elastic.join()`.
+
+    The sentence is "" without a range, or if the command calls `elastic.join()`. Also return whether the script's text
+    was read, and does not import the library.
     """
     found = look_at(command)
     if gpus.min == gpus.max or found.module.partition(".")[0] in LIBRARIES or joins(found, workdir, env):

@@ -149,7 +149,7 @@ def _raw() -> Iterator[None]:
     """Put the terminal into raw mode while the body runs, so that each key is passed on."""
     before = termios.tcgetattr(sys.stdin)
     try:
-        tty.setraw(sys.stdin, termios.TCSADRAIN)  # what has been typed ahead is kept
+        tty.setraw(sys.stdin, termios.TCSADRAIN)  # TCSADRAIN keeps input that was typed ahead
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -140,7 +140,7 @@ def day_s(option: str, text: str, now_s: float) -> float:
 
 
 def _print_csv(rows: Sequence[UsageRow]) -> None:
-    """Print GPU-seconds to the millisecond, a row each, with a head."""
+    """Print the rows as CSV with a header; GPU-seconds have three decimals."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("user", "day", "job", "phase", *COLUMNS))
     for row in rows:

@@ -66,14 +66,16 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def serve(jobs: JobTable, gpus: int, order: Order, now: float) -> Served:
-    """Give each job all GPUs that it wants or none, in ascending order of the keys; a job that does not fit into the
-    rest is passed over."""
+    """Give each job all GPUs that it wants or none, in ascending order of the keys.
+
+    A job that does not fit into the remaining GPUs is passed over.
+    """
     line = jobs.line(order)
     if line is None:
         return serve_anew(jobs, gpus, order, now)
     running = jobs.running
     keys, want = order.ranks(jobs, running, now)
-    first = keys < line.least_key(gpus)  # usually most of the running jobs
+    first = keys < line.least_key(gpus)  # running jobs that precede all waiting ones: usually most of them
     rows, wanted_by_first = running[first], want[first]
     free = gpus - sum_of(wanted_by_first)
     if free < 0:

@@ -155,7 +155,10 @@ def points(known: Known, fewest: Ints) -> dict[int, Rate]:
 
 
 def estimate(known: Known, fewest: Ints) -> Floats:
-    """Return the steps per second for each share from 0 to `len(fewest) - 1`; up to a factor where nothing is known."""
+    """Return the steps per second for each share from 0 to `len(fewest) - 1`.
+
+    If no throughput is known, only the ratios of the values have a meaning.
+    """
     shares = np.arange(len(fewest), dtype=float)
     exact = {share: rate.steps_per_s for share, rate in points(known, fewest).items()} or _best(known)
     if not exact:

@@ -155,7 +155,7 @@ class Index:
 
     @property
     def any_off_target(self) -> bool:
-        """Return whether there is a job whose training GPUs differ from its target."""
+        """Return whether any job trains on other GPUs than its target."""
         self._catch_up()
         return bool(self._off_target)
 

@@ -115,7 +115,7 @@ class Estimated:
     earlier: KindRecord | None
     fewest: Ints  # fewest servers by share
     known: Known
-    curve: Floats  # steps per second by share; only up to a factor if nothing is known
+    curve: Floats  # steps per second by share; in an unknown unit if no throughput is known
     gpu: str = ""  # name of the GPUs; "": those that were measured last
 
     @cached_property

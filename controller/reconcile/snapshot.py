@@ -27,7 +27,7 @@ from ..state.planning import Snapshot
 from .reserving import reserved
 from .transience import confined
 
-MANY_BEHIND = 100  # changed jobs whose rows are out of date
+MANY_BEHIND = 100  # from so many outdated rows on, some are updated between decisions
 
 
 def snapshot(

@@ -34,7 +34,7 @@ class EventHistory:
         self.next_number = max(self.next_number, number)
 
     def drop(self, keys: Collection[str]) -> None:
-        """Remove the events with these keys, which the store does not hold after all."""
+        """Remove the events with these keys, as their commit has failed."""
         for event in [event for event in self.events if event_key(event.number) in keys]:
             self.events.remove(event)
 

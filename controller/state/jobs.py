@@ -129,7 +129,7 @@ class Jobs(Mapping[JobId, Job]):
         self._adopt(job)
 
     def drop(self, name: JobId) -> None:
-        """Remove a job that the store does not hold after all."""
+        """Remove a job, as the commit that submitted it has failed."""
         if (job := self._jobs.pop(name, None)) is not None:
             self.index.forget(job)
 

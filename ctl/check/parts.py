@@ -57,7 +57,7 @@ def planned(steps: int, steps_per_epoch: int | None, virtual_workers: int) -> li
     """Return the parts after the first one, which has run `steps` steps."""
     parts = [HASH_SEED]
     if virtual_workers > 1:
-        # With two workers, code that the leader alone runs is found in any step that both host, the roster's few included.
+        # Two workers show code that only the leader runs, in every step. The roster has two in a few steps only.
         parts += [BACKWARDS, TWO]
     roster = _roster(steps, steps_per_epoch)
     if roster is not None:

@@ -399,7 +399,7 @@ def nccl_variables(target: Target) -> Finding:
         name: (str(value), target.daemon.file) for name, value in target.daemon.option("worker_environment", {}).items()
     }
     for name, value in _nccl_conf(Path("/etc/nccl.conf")):
-        if name not in REPEATABLE:  # what the agent sets goes before the file
+        if name not in REPEATABLE:  # the agent's own variables take precedence over the file
             given.setdefault(name, (value, "/etc/nccl.conf"))
     wrong = []
     interfaces = set(psutil.net_if_addrs())

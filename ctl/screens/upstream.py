@@ -69,7 +69,9 @@ class RequestThread:
             try:
                 context = context or self._connect()
                 outcome, error = work(context), None
-            except Exception as raised:  # the edge of the thread: whoever waits for the outcome gets the error
+            except (
+                Exception
+            ) as raised:  # the edge of the thread: the error is passed to the caller that awaits the outcome
                 outcome, error = None, raised
             if context is not None and isinstance(error, ClusterUnreachable):
                 context.close()  # addresses and keys may have changed

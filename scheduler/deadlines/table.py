@@ -155,7 +155,7 @@ def situations(
 
 
 def choices_of(view: ClusterView, row: int, terms: DeadlineTerms) -> Choices:
-    """Return what a job without a promise may ask for."""
+    """Return, by pool, the promises that a job without one may request."""
     return _table(view, terms).choices(row)
 
 
