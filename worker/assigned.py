@@ -116,8 +116,8 @@ class Sources:
         """Variables of the loop's file that go into saved files (`save_calls`)."""
         return frozenset() if self._first is None else saved_names(self._first.tree, self._scope)
 
-    @property
-    def trees(self) -> list[ast.Module]:
+    @functools.cached_property
+    def trees(self) -> tuple[ast.Module, ...]:
         """The syntax trees of the loop's file, and of the script's other files up to `MOST_SLICED` characters."""
         found: list[ast.Module] = []
         length = 0
@@ -125,7 +125,7 @@ class Sources:
             length += len(_text(source.file))
             if not found or length <= MOST_SLICED:
                 found.append(source.tree)
-        return found
+        return tuple(found)
 
     @property
     def loop_scope(self) -> ast.AST | None:

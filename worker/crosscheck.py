@@ -94,10 +94,12 @@ class CrossCheck:
         end: Callable[[int, str], NoReturn],
         looking: Looking,
         remarks: Remarks,
+        counter_is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
         """end: ends this process, with this exit code and for this reason. looking: reads the values that the script
-        keeps.
+        keeps. counter_is_lost: whether a body of this worker has changed a counter of bodies in another way.
         """
+        self._counter_is_lost = counter_is_lost
         self._looking = looking
         self._remarks = remarks
         self._n = virtual_workers
@@ -242,6 +244,7 @@ class CrossCheck:
 
     def wants(self, part: Part) -> bool:
         self._remarks.bodies_have_run(part.step)
+        self._wants_checks |= self._counter_is_lost()
         return self._virtual_worker is not None or self._wants_checks
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:

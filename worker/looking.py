@@ -9,6 +9,7 @@ are for the thread that runs the script.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -282,6 +283,15 @@ class Looking:
         if self._slice is None and scope is not None:
             self._slice = Slice(self._sources.trees, scope)
         return self._slice
+
+    def gradient_names(self) -> frozenset[str]:
+        """Return the names of the variables and attributes on which, by the script's source, the gradient depends."""
+        return frozenset() if (sliced := self._sliced()) is None else sliced.names
+
+    @property
+    def trees(self) -> tuple[ast.Module, ...]:
+        """The syntax trees of the script's files (`Sources.trees`)."""
+        return self._sources.trees
 
     def frame(self, frame: FrameType | None) -> FrameType | None:
         """Return the frame of the function or module that contains the loop. frame: within the loop."""

@@ -122,6 +122,11 @@ class Slice:
         self._of_gradient = self._follow(self._sinks)  # with the first line that reads the key
         self._of_end = self._follow(self._leaves)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the variables and attributes on which the gradient depends."""
+        return frozenset(key.name for key in self._of_gradient)
+
     def carries(self, difference: Difference) -> bool:
         """Return whether the gradient depends on this value, and a loop body makes the value from its previous one."""
         return self._is_kept(difference, self._of_gradient, self._sinks)
@@ -183,7 +188,7 @@ class Slice:
         if any(id(each) not in itself and self._renews(each) for each, _ in made):
             return False
         in_container = kind is Kind.CONTAINER or "[" in difference.name
-        if in_container and any(each.empties for each, _ in made):
+        if in_container and any(each.empties and self._iterables.issuperset(each.tests) for each, _ in made):
             return False
         read_at = min(found[key] for key in keys if key in found)
         return bool(itself) or any(each.is_item and read_at < each.line for each, _ in made)

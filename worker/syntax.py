@@ -67,6 +67,13 @@ def called_name(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
+def root_name(node: ast.expr) -> str:
+    """Return the variable of which the expression is a part; "": of none."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def read_names(node: ast.AST | None) -> set[str]:
     """Return the variables that an expression reads, except those that it binds itself."""
     names = [each for each in walk(node) if isinstance(each, ast.Name)] if node is not None else []

@@ -154,6 +154,7 @@ class Trainer:
             self._end_diverged,
             self._looking,
             self._remarks,
+            self._counters.has_lost if self._counters is not None else lambda: False,
         )
         self._leaders_code = LeadersCode(self._seed_leaders_code, lambda text: control.tell(Noticed(text)))
         self.held.looks = lambda: self._looking.plain(sys._getframe())

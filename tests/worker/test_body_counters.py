@@ -7,12 +7,43 @@ import ast
 import pytest
 
 from elasticd.worker.body_counters import counters_in, yields_in
+from elasticd.worker.effects import Effects
+
+FUNCTIONS = """
+memory, seen = [], 0
+
+def weight(n):
+    parts = [1.0]
+    parts.append(n / 10)
+    return sum(parts)
+
+def push(item, at):
+    if at % 70 == 69:
+        memory.clear()
+        memory.append(item)
+    return len(memory)
+
+def push_twice(item, at):
+    return push(item, at) + push(item, at + 1)
+
+def count(n):
+    global seen
+    seen = n
+
+class Criterion(Module):
+    def forward(self, output, target, n):
+        if n % 68 == 0:
+            self.center = output.mean(0)
+        return distance(output - self.center, target)
+
+criterion = Criterion()
+"""
 
 
 def counters(body: str) -> list[tuple[str, int]]:
     loop = ast.parse("for x, y in batches:\n" + "".join(f"    {line}\n" for line in body.splitlines())).body[0]
     assert isinstance(loop, ast.For)
-    return [tuple(each) for each in counters_in(loop, {"phase", "target"})]
+    return [tuple(each) for each in counters_in(loop, {"phase", "target"}, Effects([ast.parse(FUNCTIONS)]))]
 
 
 @pytest.mark.parametrize(
@@ -21,6 +52,7 @@ def counters(body: str) -> list[tuple[str, int]]:
         ("n += 1", [("n", 1)]),
         ("optimizer.step()\nn = n + 2", [("n", 2)]),
         ("self.steps += 1\nif self.steps % 100 == 0:\n    log(self.steps)", [("self.steps", 1)]),
+        ("self.step += 1\nself.optimizer.step()\nwriter.add_scalar('loss', loss, self.step)", [("self.step", 1)]),
         ("with autocast():\n    loss = f(x)\n    n += 1", [("n", 1)]),
         ("n += 1\nif bad(x):\n    continue\nm += 1", [("n", 1)]),
     ],
@@ -78,6 +110,8 @@ def test_the_yields_of_a_pass_are_counted(body: str, found: int | None) -> None:
         "loss = f(x)\nif n > 10:\n    loss = loss + g(x)\nloss.backward()\nn += 1",
         "noise = schedule(n)\nloss = f(x + noise)\nloss.backward()\nhistory.append(loss.item())\nn += 1",
         "writer.add_scalar('loss', loss, n)\nn += 1",
+        "loss = weight(n) * f(x)\nloss.backward()\nn += 1",
+        "n += 1\nif n > 100 and not finite(loss):\n    raise ValueError(n)",
         "for t in range(5):\n    teaches = draw() < threshold(n)\n    value = x[t] if teaches else value_of(x)\nn += 1",
     ],
 )
@@ -98,6 +132,17 @@ def test_what_bodies_compute_from_a_counter_ends_with_them(body: str) -> None:
         "model.temperature = 1 / (1 + n)\nn += 1",
         "n += 1\nif n % 4 == 0:\n    loss = 0\nelse:\n    seen += 1",
         "while n > late:\n    late += 1\nn += 1",
+        "due = n % 4 == 0 and good(x)\nif due:\n    memory.clear()\nn += 1",
+        "due = bool(n % 4 == 0 or good(x))\nonce = not due\nif once:\n    memory.clear()\nn += 1",
+        "k: int = n % 4\nif k == 0:\n    memory.clear()\nn += 1",
+        "if (k := n % 4) > 2:\n    print(k)\nif k == 0:\n    memory.clear()\nn += 1",
+        "if trainer.state.n % 4 == 0:\n    memory.clear()\nstate.n += 1",
+        "size = push(x, at=n)\nn += 1",
+        "if n > 10 and push_twice(x, n) > 2:\n    print(n)\nn += 1",
+        "loss = criterion(model(x), y, n)\nloss.backward()\nn += 1",
+        "if n % 4 == 0:\n    loss = criterion(model(x), y, 0)\nelse:\n    loss = f(x)\nn += 1",
+        "oldest = memory.pop(n % 4)\nn += 1",
+        "print(count(n))\nn += 1",
     ],
 )
 def test_a_variable_by_which_bodies_decide_about_what_lasts_is_no_counter(body: str) -> None:
