@@ -9,7 +9,8 @@ is compared with a threshold, or a memory that is read from some epoch on.
 
 Not all that is in the slice and differs is a fault: entries of a cache follow from their keys, and scratch memory is
 written before it is read. So a value is kept only if a statement makes it from its previous one, or an item is read before it
-is bound, and no statement makes it anew each time.
+is bound, or the value is bound under a condition that does not hold in each body and is read also where it need not hold; and
+no statement makes it anew each time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .kept import Difference, Kind, is_function_type, path_of_function
-from .syntax import Function, bound_names, children, imports, mutates, parameters, statements, stored_names, walk
+from .syntax import (
+    Function,
+    bound_names,
+    called_name,
+    children,
+    imports,
+    mutates,
+    parameters,
+    statements,
+    stored_names,
+    walk,
+)
 
 _EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
 _KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
@@ -34,6 +46,8 @@ _ENDS = _SEEDS | _CLIPS  # functions with arguments on which gradients depend
 _CALLED = ("forward", "__call__")
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
 _ARGUMENT = re.compile(r"(\w+)\((\w+)\)(?:\[([^\]]*)\])?")
+_OF_TYPES = frozenset({"getattr", "hasattr", "isinstance", "len"})
+_TRAINS = frozenset({"training"})  # attributes that have one value in all loop bodies
 _Leaving = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
@@ -78,6 +92,31 @@ class _Scope:
         return Key(scope.node, name)
 
 
+class _Read(NamedTuple):
+    """A place in a slice where a key is read."""
+
+    scope: _Scope
+    tests: tuple[ast.expr, ...]  # conditions under which it is
+    line: int
+
+
+class _Test(NamedTuple):
+    """The source of a condition, and whether it has to hold."""
+
+    text: str
+    holds: bool
+
+    @staticmethod
+    def of(test: ast.expr) -> _Test:
+        holds = True
+        while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, holds = test.operand, not holds
+        return _Test(ast.unparse(test), holds)
+
+    def negated(self) -> _Test:
+        return self._replace(holds=not self.holds)
+
+
 class Slice:
     """The backward slice of the gradient in these files."""
 
@@ -119,8 +158,9 @@ class Slice:
             self._changes.items()
         ):  # attributes of an object of others' class are not read by a call
             self._changes[key._replace(name=f"{key.name}()")] = [each for each in changes if not each.of_part]
-        self._of_gradient = self._follow(self._sinks)  # with the first line that reads the key
-        self._of_end = self._follow(self._leaves)
+        self._reads: dict[Key, list[_Read]] = defaultdict(list)
+        self._of_gradient = self._follow(self._sinks, places=self._reads)  # with the first line that reads the key
+        self._of_end = self._follow(self._leaves, places=self._reads)
 
     @property
     def names(self) -> frozenset[str]:
@@ -191,7 +231,68 @@ class Slice:
         if in_container and any(each.empties and self._iterables.issuperset(each.tests) for each, _ in made):
             return False
         read_at = min(found[key] for key in keys if key in found)
-        return bool(itself) or any(each.is_item and read_at < each.line for each, _ in made)
+        return (
+            bool(itself)
+            or any(each.is_item and read_at < each.line for each, _ in made)
+            or any(self._is_bound_at_times(key, [each for each, one in made if one == key]) for key in keys)
+        )
+
+    def _is_bound_at_times(self, key: Key, changes: Sequence[Change]) -> bool:
+        """Return whether each of these changes binds the key under a condition that does not hold in each body, and a body reads
+        the key in which none of them need have run, so that it has the value of an earlier body.
+        """
+        bound = [(each, self._changing_tests(each.tests, each.scope)) for each in changes]
+        if not bound or any(each.is_item or each.empties or not tests for each, tests in bound):
+            return False
+        if _in_every_case([tests for _, tests in bound]):
+            return False
+        for change, tests in bound:
+            for scope, around, line in self._reads.get(key, ()):
+                others = {
+                    each
+                    for each in self._changing_tests(around, scope)
+                    if not re.search(rf"\b{re.escape(key.name)}\b", each.text)
+                }
+                before = scope is change.scope and line < change.line and not others >= set(tests)
+                if before or others < set(tests) or any(each.negated() in tests for each in others):
+                    return True
+        return False
+
+    def _changing_tests(self, tests: Iterable[ast.expr], scope: _Scope) -> tuple[_Test, ...]:
+        """Return those of these conditions that need not be the same in all bodies."""
+        found = [each for each in tests if each not in self._iterables and self._varies(each, scope)]
+        return tuple(map(_Test.of, found))
+
+    def _varies(self, test: ast.expr, scope: _Scope, depth: int = 4) -> bool:
+        """Return whether a loop body, or the loop's course, changes what the condition reads, other than sizes of tensors."""
+        match test:
+            case ast.Attribute(attr=attribute) if attribute in _TRAINS:
+                return False
+            case ast.UnaryOp(operand=operand):
+                return self._varies(operand, scope, depth)
+            case ast.BoolOp(values=values):
+                return any(self._varies(each, scope, depth) for each in values)
+            case ast.Compare(left=left, comparators=others) if any(
+                self._is_size(each, scope) for each in (left, *others)
+            ):
+                return False
+        for each in self._read(test, scope):
+            if not isinstance(each, Key):
+                return True
+            for change in self._changes.get(each, ()):
+                if change.line and (change.repeats or not self._iterables.isdisjoint(change.reads)):
+                    return True
+                if (
+                    not change.line
+                    and depth
+                    and any(  # an argument
+                        self._varies(value, change.scope, depth - 1)
+                        for value in change.reads
+                        if isinstance(value, ast.expr)
+                    )
+                ):
+                    return True
+        return any(isinstance(each, ast.Call) and called_name(each) not in _OF_TYPES for each in walk(test))
 
     def _is_greatest_size(self, change: Change, name: str) -> bool:
         """Return whether a change keeps for which size something was made: `if n > self.cached_n: self.cached_n = n`."""
@@ -307,7 +408,7 @@ class Slice:
         for node in body:
             self._statement(node, scope, tests)
             if isinstance(node, ast.If) and isinstance(node.body[-1], _Leaving):
-                tests = (*tests, node.test)  # what follows runs only if the condition does not hold
+                tests = (*tests, _negated(node.test))  # what follows runs only if the condition does not hold
 
     def _statement(self, node: ast.stmt, scope: _Scope, tests: tuple[ast.expr, ...]) -> None:
         for expression in children(node):
@@ -348,7 +449,8 @@ class Slice:
             if isinstance(node, ast.For) and _computes_gradients(node.body):
                 self._training.append((node, _module(scope)))
         for name in ("body", "orelse", "finalbody"):
-            self._block(getattr(node, name, ()), scope, tests)
+            otherwise = isinstance(node, ast.If) and name == "orelse"
+            self._block(getattr(node, name, ()), scope, (*tests[:-1], _negated(tests[-1])) if otherwise else tests)
         for handler in getattr(node, "handlers", ()):
             self._block(handler.body, scope, (*tests, ast.Name("KeyError", ast.Load())))
 
@@ -550,17 +652,20 @@ class Slice:
 
     # -- the slice
 
-    def _follow(self, sinks: Sequence[Change], parts: bool = True) -> dict[Key, int]:
+    def _follow(
+        self, sinks: Sequence[Change], parts: bool = True, places: dict[Key, list[_Read]] | None = None
+    ) -> dict[Key, int]:
         """Return the keys on which these depend, with the first line of the slice that reads each. parts: an object of
-        others' class depends on its attributes.
+        others' class depends on its attributes. places: to which all places of the slice are added that read a key.
         """
         found: dict[Key, int] = {}
         returned: set[ast.AST | tuple[ast.AST, int]] = set()
         changes = list(sinks)
         while changes:
             change = changes.pop()
-            for expression in (*change.reads, *change.tests):
+            for number, expression in enumerate((*change.reads, *change.tests), -len(change.reads)):
                 line = getattr(expression, "lineno", 0) if change.repeats else sys.maxsize
+                around = change.tests if number < 0 else change.tests[:number]
                 for each in self._read(expression, change.scope):
                     if not isinstance(each, Key):
                         changes += self._results(each) if each not in returned else ()
@@ -569,6 +674,8 @@ class Slice:
                     more = self._changes.get(each, ()) if each not in found else ()
                     changes += [one for one in more if parts or not one.of_part]
                     found[each] = min(found.get(each, line), line)
+                    if places is not None:
+                        places[each].append(_Read(change.scope, around, line))
         return found
 
     def _results(self, function: ast.AST | tuple[ast.AST, int]) -> Sequence[Change]:
@@ -628,6 +735,20 @@ class Slice:
         kinds = self._kinds(node.value, scope)
         found = [inner for kind, inner in self._methods.get(node.attr, ()) if not kinds or kind in kinds]
         return [each for each in found if _is_property(each.node)]
+
+
+def _in_every_case(conditions: Iterable[tuple[_Test, ...]]) -> bool:
+    """Return whether one of these conditions holds in any case, such as those of `if` and `else`."""
+    found = set(conditions)
+    while both := [each for each in found if each and (*each[:-1], each[-1].negated()) in found]:
+        for each in both:
+            found.discard(each)
+            found.add(each[:-1])
+    return () in found
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    return ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
 
 
 def _computes_gradients(body: Iterable[ast.stmt]) -> bool:

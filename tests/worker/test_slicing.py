@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -265,10 +266,49 @@ for epoch in run.epochs(9):
     tree = ast.parse(source)
     sliced = Slice([tree], tree)
     node = Node(1, Kind.PLAIN, "int")
-    for name, kept in {"counter": True, "best": True, "stop": False, "calls": False}.items():
+    for name, kept in {"counter": True, "best": True, "stop": True, "calls": False}.items():
         difference = Difference(f"stopper.{name}", node, None, ("EarlyStopping",), (Kind.OBJECT,))
         assert sliced.ends(difference) is kept, name
         assert not sliced.carries(difference), name
+
+
+AT_TIMES = [
+    "if old is not None:\n    loss = f(x) + g(old)\nloss.backward()\nif bad(x):\n    old = h(x)",
+    "if epoch == 2:\n    old = h(x)\nf(x, old).backward()",
+    "if index > 9:\n    if bad(x):\n        old = h(x)\nf(x, old).backward()",
+    "if index > 9:\n    if bad(x):\n        old = h(x)\n    else:\n        f(x, old).backward()",
+    "loss = f(x)\nif bad(x):\n    loss = loss + old\nif good(x):\n    old = h(x)\nloss.backward()",
+]
+
+
+@pytest.mark.parametrize("body", AT_TIMES)
+@pytest.mark.parametrize("name", ["old", "memory.old"])
+def test_a_value_that_bodies_bind_at_times_is_kept(body: str, name: str) -> None:
+    before = "class Memory:\n    old = None\nmemory = Memory()\n"
+    owner = "Memory" if "." in name else ""
+    assert carries(re.sub(r"\bold\b", name, body), name, Kind.TENSOR, before, owner)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if bad(x):\n    old = h(x)\nelse:\n    old = g(x)\nf(x, old).backward()",
+        "if bad(x):\n    old = h(x)\nelif good(x):\n    old = g(x)\nelse:\n    old = x\nf(x, old).backward()",
+        "old = g(x)\nif bad(x):\n    old = h(x)\nf(x, old).backward()",
+        "mixed = bad(x)\nif mixed:\n    old = h(x)\nloss = f(x)\nif mixed:\n    loss = loss + old\nloss.backward()",
+        "if bad(x):\n    old = h(x)\n    loss = f(x, old)\nelse:\n    loss = f(x)\nloss.backward()",
+        "if model.training:\n    old = h(x)\nf(x, old).backward()",
+        "if options.noisy:\n    old = h(x)\nf(x, old).backward()",
+        "if len(x) > 4:\n    old = h(len(x))\nf(x, old).backward()",
+        "if old is None:\n    old = h(x)\nf(x, old).backward()",
+        "f(x).backward()\nif bad(x):\n    old = h(x)",
+    ],
+)
+@pytest.mark.parametrize("name", ["old", "memory.old"])
+def test_a_value_that_bodies_bind_before_they_read_it_is_not_kept(body: str, name: str) -> None:
+    before = "class Memory:\n    old = None\nmemory = Memory()\noptions = parse()\n"
+    owner = "Memory" if "." in name else ""
+    assert not carries(re.sub(r"\bold\b", name, body), name, Kind.TENSOR, before, owner)
 
 
 def test_methods_of_the_runtime_are_not_those_of_own_classes_with_the_same_names() -> None:
