@@ -20,6 +20,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from . import logged
+from .effects import Effects
 from .kept import is_function_type, path_of_function
 from .own_code import directories, own_modules
 from .save_calls import names_place, saved_names
@@ -155,7 +156,7 @@ class Sources:
     @functools.cached_property
     def only_logged(self) -> frozenset[str]:
         """Variables of the loop's file of which only logs, and their own updates, read the values."""
-        return frozenset() if self._first is None else logged.only_logged(self._first.tree)
+        return frozenset() if self._first is None else logged.only_logged(self._first.tree, Effects(self.trees).lasts)
 
     @functools.cached_property
     def shown(self) -> frozenset[str]:

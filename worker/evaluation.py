@@ -84,6 +84,11 @@ class Evaluation:
         """The dataset of the evaluation."""
         return self._reader.dataset
 
+    @property
+    def metrics(self) -> Sequence[Any]:
+        """The metrics that the function updates."""
+        return self._metrics
+
     def parts(self, virtual_workers: Sequence[int], progressed: Callable[[], None]) -> dict[int, bytes]:
         """Return the encoded results of these virtual workers. progressed: called after each batch."""
         found: dict[int, bytes] = {}

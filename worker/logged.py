@@ -6,7 +6,7 @@ No code of the script runs.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from .syntax import called_name, children, mutates, read_names, root_name, walk
 
@@ -24,12 +24,13 @@ def shown(tree: ast.Module) -> frozenset[str]:
     return frozenset(name for call in calls for name in read_names(call))
 
 
-def only_logged(tree: ast.Module) -> frozenset[str]:
+def only_logged(tree: ast.Module, acts: Callable[[ast.Call], bool] = lambda call: False) -> frozenset[str]:
     """Return the variables that are read only in calls that display values, in changes of themselves, and in changes of
     other such variables.
 
     A condition counts as read by all statements under it. A change of a part of an object is one of each variable that may
-    refer to the object: `for group in optimizer.param_groups: group["lr"] = rate` changes `optimizer`.
+    refer to the object: `for group in optimizer.param_groups: group["lr"] = rate` changes `optimizer`. acts: whether a call may
+    change more than the variable to which its result is bound (`effects`).
     """
     changed: set[str] = set()
     aliases = _aliases(tree)
@@ -64,6 +65,8 @@ def only_logged(tree: ast.Module) -> frozenset[str]:
                 for statement in (*body, *orelse):
                     visit(statement, None)
                 return
+            case ast.Call() if targets is not None and acts(node):
+                targets = None
             case ast.Name(id=name, ctx=ast.Load()):
                 reads.append((name, frozenset({""}) if targets is None else targets))
         for child in children(node):

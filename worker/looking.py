@@ -233,6 +233,14 @@ class Looking:
         tests = (self.is_saved, self.decides_order, self.carries, self.ends, self.is_changed_data)
         return any(test(difference) for test in tests)
 
+    def depends(self, difference: Difference) -> bool:
+        """Return whether, by the script's source, what is trained or saved depends on this value, in whatever way bodies and code
+        between epochs make it. What a module or a dataset keeps counts only if bodies make it from its previous value.
+        """
+        if difference.in_data or difference.in_model or difference.in_module:
+            return self.carries(difference)
+        return self.is_saved(difference) or ((sliced := self._sliced()) is not None and sliced.reads(difference))
+
     def decides_order(self, difference: Difference) -> bool:
         """Return whether the value is a sampler's, so that the order of the next epoch may depend on it.
 

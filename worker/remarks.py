@@ -3,21 +3,23 @@
 A remark is no refusal. A new worker that computes other gradients does not join (`crosscheck`). A remark is about a
 value that differs from a training without losses of workers, while no gradient is known to depend on it: the loop
 bodies before have not changed a new worker's value; a restart from a checkpoint has lost it; loop bodies of a step that
-was given up have changed it, and change it again; or each worker's bodies change it in another way. `run.local`
-declares that only a log reads such a value.
+was given up have changed it, and change it again; each worker's bodies change it in another way; or a function of
+`run.evaluate` changes it. `run.local` declares that only a log reads such a value.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .kept import Difference, Reach, differences
 from .looking import Looking
 
 NAMED = 3  # names in the suggested line
+EVALUATIONS = 3  # before and after which the values are looked at: scripts evaluate by the same functions again
 
 
 class Remarks:
@@ -30,6 +32,7 @@ class Remarks:
         self._told: set[str] = set()  # names that have had their remark
         self._repeats = False  # whether loop bodies have run for a step that was given up
         self._before: Reach | None = None  # values that the script kept before these bodies run again
+        self._evaluations = 0
 
     def on_newcomer(self, given: Reach, newcomer: Reach, workers: tuple[str, str]) -> None:
         """Remark on a new worker, which computes the same gradients.
@@ -102,6 +105,33 @@ class Remarks:
                 f"a worker was lost, and loop bodies of step {step} have run for nothing before: "
                 f"{self._looking.places(found[:NAMED])} {'has' if len(found) == 1 else 'have'} been changed by both. Keep with "
                 f"run.state(...) what the training depends on, and say of the rest run.local({names})"
+            ),
+        )
+
+    # -- evaluations
+
+    @contextmanager
+    def evaluating(self, metrics: Sequence[Any]) -> Iterator[None]:
+        """Call a function of `run.evaluate` for this worker's batches within: values that it changes get a remark, if what is
+        trained or saved depends on them. metrics: those that the function updates for the runtime.
+        """
+        self._evaluations += 1
+        if self._evaluations > EVALUATIONS:
+            yield
+            return
+        before = self._looking.now(sys._getframe())
+        yield
+        kinds = {type(each).__name__ for each in metrics}
+        self._tell(
+            [
+                each
+                for each in differences(before, self._looking.now(sys._getframe()))
+                if kinds.isdisjoint(each.owners) and self._looking.depends(each)
+            ],
+            lambda found, names: (
+                f"the function given to run.evaluate() changes {self._looking.places(found[:NAMED])}. Each worker calls it for "
+                "its own part of the dataset, so the value depends on the number of workers, and what is trained or saved "
+                "on the value: let the function return what is to be added up, or pass a metric of torchmetrics as metrics="
             ),
         )
 

@@ -167,6 +167,11 @@ class Slice:
         """The names of the variables and attributes on which the gradient depends."""
         return frozenset(key.name for key in self._of_gradient)
 
+    def reads(self, difference: Difference) -> bool:
+        """Return whether the gradient, or the end of the loop, depends on this value."""
+        keys = {key for each in difference.by_each_name for key in self._keys_of_name(each)}
+        return not keys.isdisjoint(self._of_gradient) or not keys.isdisjoint(self._of_end)
+
     def carries(self, difference: Difference) -> bool:
         """Return whether the gradient depends on this value, and a loop body makes the value from its previous one."""
         return self._is_kept(difference, self._of_gradient, self._sinks)

@@ -44,6 +44,7 @@ from .events import (
 from .hosting import assign
 from .interlude import BoundaryPoint
 from .plain import pack, unpack
+from .remarks import Remarks
 from .script import Script, ScriptAt
 from .state.held import HeldState
 from .virtual import derive_seed, seed_everything
@@ -90,8 +91,10 @@ class StepBoundary:
         held: HeldState,
         script: Script,
         functions: Sequence[Function],
+        remarks: Remarks,
     ) -> None:
         """obey: reports a fact of the thread and performs the machine's instructions until it is the script's turn."""
+        self._remarks = remarks
         self._virtual_workers = virtual_workers
         self._seed = seed
         self._device = device
@@ -238,7 +241,8 @@ class StepBoundary:
         ranks = self._together()
         ranges = assign(self._virtual_workers, [True] * len(ranks))
         mine = ranges[ranks.index(self._communicator.rank)] if len(ranks) > 1 else ranges[0]
-        parts = evaluation.parts(mine, self._progressed)
+        with self._remarks.evaluating(evaluation.metrics):
+            parts = evaluation.parts(mine, self._progressed)
         if len(ranks) > 1:
             parts = self._exchanged(ranks, name, parts, self._likeness(evaluation.dataset))
         missing = [v for v in range(self._virtual_workers) if v not in parts]

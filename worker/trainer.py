@@ -185,6 +185,7 @@ class Trainer:
             self.held,
             self.script,
             functions,
+            self._remarks,
         )
         self._first: Instruction | None = None  # to be carried out before all others
         self._entered: EnterGeneration | None = None  # the generation in use
