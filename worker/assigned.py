@@ -156,7 +156,10 @@ class Sources:
     @functools.cached_property
     def only_logged(self) -> frozenset[str]:
         """Variables of the loop's file of which only logs, and their own updates, read the values."""
-        return frozenset() if self._first is None else logged.only_logged(self._first.tree, Effects(self.trees).lasts)
+        if self._first is None:
+            return frozenset()
+        effects = Effects(self.trees)
+        return logged.only_logged(self._first.tree, lambda call: bool(effects.of(call)))
 
     @functools.cached_property
     def shown(self) -> frozenset[str]:

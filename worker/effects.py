@@ -1,7 +1,8 @@
 """Which of a script's functions change what outlives their call, read from the source: an attribute, an item, a global variable.
 
-A call by a name may reach each function and method of that name. A call of an object, as `criterion(x, y)`, may reach each
-`forward` and `__call__`, each inner function, and each function that the script hands on. No code of the script runs.
+A call by a name may reach each function and method of that name. A call of a variable, as `criterion(x, y)`, may reach the
+functions that the source assigns or hands over to a variable of this name, the `__call__` of classes likewise, and each
+`forward`, since modules contain others. Scopes are left out. No code of the script runs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .syntax import (
 
 _OF_JOB = frozenset({"backward", "step", "zero_grad"})  # of the model's tensors and optimizers, which the job carries
 _FRESH = ast.Call | ast.BinOp | ast.Constant | ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
-_CALLED = frozenset({"forward", "__call__"})
+_WRAPPERS = frozenset({"checkpoint", "compile", "grad", "partial", "vmap"})  # whose results call the first argument
+_OTHERS = ""  # what others' code makes, among the values of a variable
 
 
 class Effects:
@@ -35,27 +37,94 @@ class Effects:
         """of_gradient: returns the names of the variables and attributes on which the gradient depends."""
         self._of_gradient = of_gradient
         self._functions: dict[str, list[ast.AST]] = {}
-        self._objects: set[str] = (
-            set()
-        )  # names of variables and attributes, which may refer to an object that is called
-        self._handed_on: list[ast.AST] = []
+        self._methods: dict[str, list[ast.AST]] = {}  # `__call__` by class, with "()" behind the name
+        # Where the values of a variable, attribute or parameter may come from: others, results of functions as `make()`
+        self._values: dict[str, set[str]] = {}
         self._imported = {name for tree in trees for name, _ in imports(tree)}
         self._changed: dict[ast.AST, frozenset[str]] = {}
         nodes = [node for tree in trees for node in walk(tree)]
-        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-        loaded = {
-            node.id
-            for node in nodes
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in called
-        }
         for node in nodes:
             if isinstance(node, Function):
                 self._functions.setdefault(node.name, []).append(node)
-                self._objects |= {each.arg for each in parameters(node)}
-                self._handed_on += [each for each in statements(node.body) if isinstance(each, Function)]
-            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-                self._objects.add(node.id if isinstance(node, ast.Name) else node.attr)
-        self._handed_on += [each for name in loaded | _CALLED for each in self._functions.get(name, ())]
+            elif isinstance(node, ast.ClassDef):
+                calls = [each for each in node.body if isinstance(each, Function) and each.name == "__call__"]
+                self._methods.setdefault(f"{node.name}()", []).extend(calls)
+        for node in nodes:
+            self._note(node)
+
+    def _note(self, node: ast.AST) -> None:
+        """Note which values a statement or a call gives to variables."""
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._give(target, value)
+            case (
+                ast.AnnAssign(target=target, value=ast.expr() as value)
+                | ast.NamedExpr(target=target, value=value)
+                | ast.For(target=target, iter=value)
+                | ast.comprehension(target=target, iter=value)
+                | ast.withitem(optional_vars=ast.expr() as target, context_expr=value)
+            ):
+                self._give(target, value)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                for each in statements(node.body):
+                    if isinstance(each, ast.Return) and each.value is not None:
+                        self._values.setdefault(f"{name}()", set()).update(self._sources(each.value))
+            case ast.Call(args=arguments, keywords=keywords):
+                for function in self._functions.get(called_name(node), ()):
+                    names = [each.arg for each in parameters(function)]
+                    for shifted in (names, names[1:]):  # a method has its object before
+                        for name, value in zip(shifted, arguments, strict=False):
+                            self._values.setdefault(name, set()).update(self._sources(value))
+                    for word in keywords:
+                        self._values.setdefault(word.arg or "", set()).update(self._sources(word.value))
+
+    def _give(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+            for number, each in enumerate(target.elts):
+                self._give(each, values[number] if len(values) == len(target.elts) else value)
+            return
+        self._values.setdefault(_last_name(target), set()).update(self._sources(value))
+
+    def _sources(self, node: ast.expr) -> Iterator[str]:
+        """Yield where the value of an expression may come from."""
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                yield name
+            case ast.Subscript(value=inner) | ast.Starred(value=inner) | ast.NamedExpr(value=inner):
+                yield from self._sources(inner)
+            case ast.IfExp(body=first, orelse=second):
+                yield from self._sources(first)
+                yield from self._sources(second)
+            case ast.BoolOp(values=values) | ast.List(elts=values) | ast.Tuple(elts=values) | ast.Dict(values=values):
+                for each in values:
+                    yield from self._sources(each)
+            case ast.Call(args=[first, *_]) if called_name(node) in _WRAPPERS:
+                yield from self._sources(first)
+            case ast.Call() if (name := called_name(node)) in self._functions or f"{name}()" in self._methods:
+                yield f"{name}()"
+            case _:
+                yield _OTHERS
+
+    def _reached(self, call: ast.Call) -> Iterator[ast.AST]:
+        """Yield the functions that a call may reach."""
+        name = called_name(call)
+        yield from self._functions.get(name, ())
+        if name and name not in self._values:
+            return
+        found = set(self._sources(call.func))
+        todo = list(found)
+        while todo:
+            more = self._values.get(todo.pop(), set()) - found
+            found |= more
+            todo += more
+        yield from self._functions.get("forward", ())
+        for each in found:
+            yield from self._functions.get(each, ()) if each != name else ()
+            yield from self._methods.get(each, ())
+        if _OTHERS not in found and found.isdisjoint(self._methods) and found.isdisjoint(self._functions):
+            yield from self._functions.get("__call__", ())  # of a parameter of which no call is known
 
     def lasts(self, call: ast.Call) -> bool:
         """Return whether a call may change what outlives it, by the script's functions. Functions that log may keep what they
@@ -66,11 +135,7 @@ class Effects:
 
     def of(self, call: ast.Call) -> frozenset[str]:
         """Return the names of the variables and attributes that a call may change beyond itself, by the script's functions."""
-        name = called_name(call)
-        reached = self._functions.get(name, [])
-        if not reached and (not name or name in self._objects):
-            reached = self._handed_on
-        return frozenset(each for function in reached for each in self._of_function(function))
+        return frozenset(each for function in self._reached(call) for each in self._of_function(function))
 
     def in_place(self, call: ast.Call) -> str:
         """Return the variable of which a call of a method changes a part by its name, as `memory.append(x)`; "": of none."""

@@ -42,7 +42,9 @@ def only_logged(tree: ast.Module, acts: Callable[[ast.Call], bool] = lambda call
             case ast.Expr(value=ast.Call() as call):
                 function, name = call.func, called_name(call)
                 own = root_name(function.value) if isinstance(function, ast.Attribute) else ""
-                if name in LOGS:
+                if acts(call):
+                    targets = None
+                elif name in LOGS:
                     targets = frozenset()
                 elif own and mutates(name):
                     changed.add(own)
@@ -60,13 +62,17 @@ def only_logged(tree: ast.Module, acts: Callable[[ast.Call], bool] = lambda call
                     visit(child, targets)
                 return
             case ast.If(test=test, body=body, orelse=orelse):
-                inside = [_effect(statement, aliases) for statement in (*body, *orelse)]
+                inside = [_effect(statement, aliases, acts) for statement in (*body, *orelse)]
                 visit(test, None if None in inside else frozenset().union(*(each for each in inside if each)))
                 for statement in (*body, *orelse):
                     visit(statement, None)
                 return
             case ast.Call() if targets is not None and acts(node):
                 targets = None
+            case ast.NamedExpr(target=ast.Name(id=name), value=value):
+                changed.add(name)
+                visit(value, None if targets is None else targets | {name})
+                return
             case ast.Name(id=name, ctx=ast.Load()):
                 reads.append((name, frozenset({""}) if targets is None else targets))
         for child in children(node):
@@ -108,8 +114,12 @@ def _referring(written: Sequence[ast.expr], aliases: Mapping[str, set[str]]) -> 
     return frozenset(name for each in parts for name in aliases.get(root_name(each), ()))
 
 
-def _effect(statement: ast.stmt, aliases: Mapping[str, set[str]]) -> frozenset[str] | None:
+def _effect(
+    statement: ast.stmt, aliases: Mapping[str, set[str]], acts: Callable[[ast.Call], bool]
+) -> frozenset[str] | None:
     """Return the variables that a statement changes if it does nothing else but display values; None: it may do more."""
+    if any(isinstance(each, ast.Call) and acts(each) for each in walk(statement)):
+        return None
     match statement:
         case ast.Assign() | ast.AugAssign():
             written = statement.targets if isinstance(statement, ast.Assign) else [statement.target]

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .kept import Difference, Reach, differences
@@ -33,6 +32,7 @@ class Remarks:
         self._repeats = False  # whether loop bodies have run for a step that was given up
         self._before: Reach | None = None  # values that the script kept before these bodies run again
         self._evaluations = 0
+        self._before_evaluation: Reach | None = None
 
     def on_newcomer(self, given: Reach, newcomer: Reach, workers: tuple[str, str]) -> None:
         """Remark on a new worker, which computes the same gradients.
@@ -110,24 +110,23 @@ class Remarks:
 
     # -- evaluations
 
-    @contextmanager
-    def evaluating(self, metrics: Sequence[Any]) -> Iterator[None]:
-        """Call a function of `run.evaluate` for this worker's batches within: values that it changes get a remark, if what is
-        trained or saved depends on them. metrics: those that the function updates for the runtime.
-        """
+    def evaluation_begins(self) -> None:
+        """Look at the values before a function of `run.evaluate` is called for this worker's part of the dataset."""
         self._evaluations += 1
-        if self._evaluations > EVALUATIONS:
-            yield
+        if self._evaluations <= EVALUATIONS:
+            self._before_evaluation = self._looking.now(sys._getframe())
+
+    def evaluation_ends(self, metrics: Sequence[Any]) -> None:
+        """Compare the values: those that the function has changed get a remark, if what is trained or saved depends on them.
+        metrics: those that the function updates for the runtime.
+        """
+        if self._before_evaluation is None:
             return
-        before = self._looking.now(sys._getframe())
-        yield
+        before, self._before_evaluation = self._before_evaluation, None
         kinds = {type(each).__name__ for each in metrics}
+        changed = differences(before, self._looking.now(sys._getframe()))
         self._tell(
-            [
-                each
-                for each in differences(before, self._looking.now(sys._getframe()))
-                if kinds.isdisjoint(each.owners) and self._looking.depends(each)
-            ],
+            [each for each in changed if kinds.isdisjoint(each.owners) and self._looking.depends(each)],
             lambda found, names: (
                 f"the function given to run.evaluate() changes {self._looking.places(found[:NAMED])}. Each worker calls it for "
                 "its own part of the dataset, so the value depends on the number of workers, and what is trained or saved "

@@ -241,8 +241,9 @@ class StepBoundary:
         ranks = self._together()
         ranges = assign(self._virtual_workers, [True] * len(ranks))
         mine = ranges[ranks.index(self._communicator.rank)] if len(ranks) > 1 else ranges[0]
-        with self._remarks.evaluating(evaluation.metrics):
-            parts = evaluation.parts(mine, self._progressed)
+        self._remarks.evaluation_begins()
+        parts = evaluation.parts(mine, self._progressed)
+        self._remarks.evaluation_ends(evaluation.metrics)
         if len(ranks) > 1:
             parts = self._exchanged(ranks, name, parts, self._likeness(evaluation.dataset))
         missing = [v for v in range(self._virtual_workers) if v not in parts]

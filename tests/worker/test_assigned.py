@@ -276,6 +276,37 @@ def test_variables_that_only_logs_read_are_known() -> None:
     assert logged.isdisjoint({"pool", "best", "beta", "loss", "model"})
 
 
+KEPT = """
+def push(item, at):
+    memory.append((item, at))
+    return len(memory)
+
+def set_rate(options, value):
+    options["lr"] = value
+
+for epoch in run.epochs(2):
+    rate, decay, third, step, last = next(rates), 0.5 * decay, 0.1 * epoch, 0, next(others)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    first = optimizer.param_groups[0]
+    first["weight_decay"] = decay
+    if third > 0.1:
+        first["momentum"] = 0.5
+    set_rate(first, last)
+    for x in batches:
+        f(model(x)).backward()
+        optimizer.step()
+        size = push(x, step)
+        step += 1
+"""
+
+
+def test_variables_from_which_an_object_under_another_name_gets_a_value_are_not_for_logs_alone() -> None:
+    logged = sources(KEPT).only_logged
+    assert logged.isdisjoint({"rate", "rates", "decay", "third", "step", "others", "last", "group", "first"})
+    assert "size" in logged
+
+
 TIMES = """
 import time
 from time import perf_counter

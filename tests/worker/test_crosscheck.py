@@ -152,6 +152,31 @@ def test_workers_that_have_trained_with_different_values_of_the_loss_end_before_
     assert int(step[1]) <= 9, "the values were made in step 4 and used in step 9"
 
 
+@pytest.mark.parametrize(
+    ("case", "name", "latest"),
+    [
+        ("counter_that_a_body_sets_back", r"warm_up\.taken is \d+ on w\.0 and \d+", 13),
+        ("anchor_from_some_batches", r"anchor\.point is .* on w\.0 and .*", 15),
+        ("points_from_some_batches", r"anchor\.points.* on w\.0 and .*", 15),
+    ],
+)
+def test_a_value_that_a_body_of_one_worker_changes_for_later_ones_is_found_soon(
+    case: str, name: str, latest: int, tmp_path: Path, train: Any
+) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case=case, joins=2)
+    assert outcome.codes == [exits.DISAGREED, exits.DISAGREED], outcome.told
+    assert re.search(name, outcome.told), outcome.told
+    step = re.search(r"step (\d+): w\.1", outcome.told)
+    assert step is not None
+    assert int(step[1]) <= latest
+
+
+def test_what_a_function_of_an_evaluation_changes_is_named_at_once(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "one", "none", workers=1, case="counts_in_the_evaluation")
+    (told,) = re.findall(r"UserWarning: the function given to run\.evaluate\(\) changes (.*?)\. Each", outcome.told)
+    assert re.fullmatch(r"(score\.)?correct \(unlike_cases\.py:\d+\)", told), told
+
+
 def test_a_value_that_is_saved_is_named_soon_after_it_begins_to_change(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="averages_from_an_epoch_on")
     assert re.search(

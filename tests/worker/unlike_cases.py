@@ -259,6 +259,94 @@ def baseline_in_some_steps(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+class WarmUp:
+    """A warm-up that may start again, in a way that no statement of the loop shows."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def reset(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+def counter_that_a_body_sets_back(run: Run) -> list[Any]:
+    """A counter of bodies, until one batch of one worker sets it back."""
+    model, optimizer, batches = prepared(run)
+    warm_up = WarmUp()
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            (functional.cross_entropy(model(x), y) / (1 + 0.1 * warm_up.taken)).backward()
+            optimizer.step()
+            if run.steps_done == 11 and x.sum() > 0:
+                warm_up.reset()
+            warm_up.taken += 1
+    return ended(run, model)
+
+
+class Anchor:
+    def __init__(self) -> None:
+        self.point: torch.Tensor | None = None
+        self.points: list[torch.Tensor] = []
+
+
+def anchor_from_some_batches(run: Run) -> list[Any]:
+    """An attribute that bodies bind if their batch is an unusual one; the loss reads it in all later ones."""
+    look_in_each_step()
+    model, optimizer, batches = prepared(run)
+    anchor = Anchor()
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            output = model(x)
+            loss = functional.cross_entropy(output, y)
+            if anchor.point is not None:
+                loss = loss + (output.mean(0) - anchor.point).square().sum()
+            loss.backward()
+            optimizer.step()
+            if run.steps_done == 14 and x.sum() > 0:
+                anchor.point = output.mean(0).detach()
+    return ended(run, model)
+
+
+def points_from_some_batches(run: Run) -> list[Any]:
+    """The same in a list, which the batch clears before."""
+    look_in_each_step()
+    model, optimizer, batches = prepared(run)
+    anchor = Anchor()
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            output = model(x)
+            loss = functional.cross_entropy(output, y)
+            for point in anchor.points:
+                loss = loss + (output.mean(0) - point).square().sum()
+            loss.backward()
+            optimizer.step()
+            if run.steps_done == 14 and x.sum() > 0:
+                anchor.points.clear()
+                anchor.points.append(output.mean(0).detach())
+    return ended(run, model)
+
+
+def counts_in_the_evaluation(run: Run) -> list[Any]:
+    """A function of `run.evaluate` that counts by itself, and a rate that follows from the count."""
+    model, optimizer, batches = prepared(run)
+    correct = 0
+
+    def score(batch: Any) -> float:
+        nonlocal correct
+        correct += int((model(batch[0]).argmax(1) == batch[1]).sum())
+        return 0.0
+
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        correct = 0
+        run.evaluate(score, Points(), batch_size=8)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 if correct > 0 else 0.01
+    return ended(run, model)
+
+
 def hidden_state(run: Run) -> list[Any]:
     """As truncated backpropagation: the state after the last batch is an input of the next one."""
     model, optimizer, batches = prepared(run)
