@@ -277,7 +277,7 @@ def counter_that_a_body_sets_back(run: Run) -> list[Any]:
         for x, y in batches:
             (functional.cross_entropy(model(x), y) / (1 + 0.1 * warm_up.taken)).backward()
             optimizer.step()
-            if run.steps_done == 11 and x.sum() > 0:
+            if run.steps_done == 12 and x.sum() > 0:
                 warm_up.reset()
             warm_up.taken += 1
     return ended(run, model)
