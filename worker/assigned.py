@@ -238,6 +238,11 @@ class Sources:
         found = self._found(name, owners)
         return None if found is None else SourceLine(self._shown(found[0].file), found[1].line)
 
+    def line_in(self, tree: ast.AST, line: int) -> SourceLine:
+        """Return a line of one of the script's files, given by its syntax tree."""
+        files = [source.file for source in self._files("") if source.tree is tree]
+        return SourceLine(self._shown(files[0]) if files else "", line)
+
     def is_changed_in_loop(self, name: str, owners: Sequence[str] = ()) -> bool:
         """Return whether a line of the loop changes this name, as opposed to a method of an object."""
         found = self._found(name, owners)

@@ -67,6 +67,10 @@ class BodyCounters:
                 if variable is not None and type(variable.value) is int and id(variable.owner) not in self._known:
                     yield f"{prefix}{name}", variable, by
 
+    def names(self) -> frozenset[str]:
+        """Return the names of the counters that are variables of the loop's function, of a module or of an object."""
+        return frozenset(name for name, _, _ in self.present())
+
     def _counters(self, code: CodeType, line: int) -> tuple[Counter, ...]:
         if (found := self._in_loops.get((code, line))) is None:
             trees = self._looking.trees

@@ -171,6 +171,8 @@ class CrossCheck:
         if self._proving and begun == 1:
             self._proof_begun_s = time.monotonic()
         due, self._checks_due = self._checks_due > 0, max(0, self._checks_due - 1)
+        if by_name:
+            self._remarks.on_sums()
         if not self._proving and by_name:
             self._notice_changes()
         every = min(EVERY, WATCHED_EVERY) if self._watched else EVERY

@@ -348,11 +348,24 @@ class Looking:
             return None
         if any(self._sources.is_changed_in_body(name, owners) for name, owners in names):
             return None
-        sources = [(Source.read(file), line) for file, line in self._places]
-        places = [(source.tree, line) for source, line in sources if source is not None]
-        if (sliced := self._sliced()) is None or sliced.follows_from_bodies(difference, places):
+        if (sliced := self._sliced()) is None or sliced.follows_from_bodies(difference, self._loops_over_batches()):
             return None
         return not any(self._sources.is_rebound(name, owners) for name, owners in names)
+
+    def _loops_over_batches(self) -> list[tuple[ast.AST, int]]:
+        """Return the headers of the loops over batches, by module and line."""
+        sources = [(Source.read(file), line) for file, line in self._places]
+        return [(source.tree, line) for source, line in sources if source is not None]
+
+    def added_up(self) -> dict[str, str]:
+        """Return the variables in which bodies add up values of batches, and on which, by the script's source, the gradient
+        or the end of the loop depends, each with the line that adds. Those that the job has, and of `run.local`, are left
+        out.
+        """
+        found = [] if (sliced := self._sliced()) is None else sliced.added_up(self._loops_over_batches())
+        registered = self.state.registered.mentioned()
+        kept = [each for each in found if each[0] not in registered and not self.is_local(each[0])]
+        return {name: str(self._sources.line_in(tree, line)) for name, tree, line in kept}
 
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
         """Return the dataset's values that the loop has changed since it began. frame: as for `now`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from .kept import Difference, Reach, differences
@@ -24,13 +24,19 @@ EVALUATIONS = 3  # before and after which the values are looked at: scripts eval
 class Remarks:
     """The remarks of one worker. For the training thread."""
 
-    def __init__(self, looking: Looking, notice: Callable[[str], None]) -> None:
-        """notice: reports a sentence as an event of the job."""
+    def __init__(
+        self, looking: Looking, notice: Callable[[str], None], counters: Callable[[], Collection[str]] = frozenset
+    ) -> None:
+        """notice: reports a sentence as an event of the job. counters: returns the names of counters of bodies, which count
+        no body twice (`body_counters`).
+        """
         self._looking = looking
+        self._counters = counters
         self._notice = notice
         self._told: set[str] = set()  # names that have had their remark
         self._repeats = False  # whether loop bodies have run for a step that was given up
         self._before: Reach | None = None  # values that the script kept before these bodies run again
+        self._has_read_sums = False
         self._evaluations = 0
         self._before_evaluation: Reach | None = None
 
@@ -57,6 +63,23 @@ class Remarks:
                 f"number of workers. If only a log reads it, say so: run.local({names})"
             ),
         )
+
+    def on_sums(self) -> None:
+        """Remark on variables in which bodies add up values of batches, and on which the training depends by the script's source,
+        where several workers train: each adds up those of its own bodies. Called in each step; the source is read once.
+        """
+        if self._has_read_sums:
+            return
+        self._has_read_sums = True
+        found = {name: place for name, place in self._looking.added_up().items() if name not in self._told}
+        if found:
+            self._told |= found.keys()
+            names = ", ".join(f"{name} ({place})" for name, place in list(found.items())[:NAMED])
+            self._say(
+                f"loop bodies add up {names}, and what is trained, or when it ends, depends on that. Each worker runs only some "
+                "of the bodies, so the result depends on the number of workers: use the job's averages, run.mean(…) in the "
+                "body and run.means behind it, or keep the value by run.state(…)"
+            )
 
     def on_restart(self, was: Any, same_epoch: bool) -> None:
         """Remark on a restart from a checkpoint in a new process, before any loop body.
@@ -99,8 +122,10 @@ class Remarks:
         if self._before is None:
             return
         before, self._before = self._before, None
+        counted = self._counters()
+        changed = differences(before, self._looking.now(sys._getframe()))
         self._tell(
-            differences(before, self._looking.now(sys._getframe())),
+            [each for each in changed if not any(one.name in counted for one in each.by_each_name)],
             lambda found, names: (
                 f"a worker was lost, and loop bodies of step {step} have run for nothing before: "
                 f"{self._looking.places(found[:NAMED])} {'has' if len(found) == 1 else 'have'} been changed by both. Keep with "
@@ -143,5 +168,8 @@ class Remarks:
         if news:
             self._told |= {each.whole for each in news}
             told = text(news, ", ".join(dict.fromkeys(f'"{each.whole}"' for each in news[:NAMED])))
-            warnings.warn(told, stacklevel=3)
-            self._notice(told)
+            self._say(told)
+
+    def _say(self, told: str) -> None:
+        warnings.warn(told, stacklevel=4)
+        self._notice(told)

@@ -189,12 +189,39 @@ class Slice:
         """
         keys = [key for each in difference.by_each_name for key in self._keys_of_name(each)]
         changes = [change for key in keys for change in self._changes_of(key)]
-        loops = [
+        loops = self._loops_at(places)
+        return any(self._is_added_up(key, loops) for key in {*keys, *self._follow(changes)})
+
+    def added_up(self, places: Collection[tuple[ast.AST, int]]) -> list[tuple[str, ast.AST, int]]:
+        """Return the variables in which bodies add up values of batches, such as a number of correct answers, and on which the
+        gradient or the end of the loop depends: name, and module and line of the change. places: as for
+        `follows_from_bodies`. Attributes are left out, which may be those of `run.state`.
+        """
+        found = []
+        for key in {**self._of_gradient, **self._of_end}:
+            for loop in self._loops_at(places) if isinstance(key.owner, ast.AST) else ():
+                changes = [each for each in self._changes.get(key, ()) if not each.of_part]
+                added = [
+                    each
+                    for each in changes
+                    if each.made_of_itself
+                    and loop.iter in each.tests
+                    and not all(isinstance(value, ast.Constant) for value in each.reads)
+                ]
+                renewed = any(
+                    loop.iter in each.tests and not each.made_of_itself and self._renews(each) for each in changes
+                )
+                if added and not renewed and self._is_added_up(key, [loop]):
+                    found.append((key.name, _module(added[0].scope), added[0].line))
+        return found
+
+    def _loops_at(self, places: Collection[tuple[ast.AST, int]]) -> list[ast.For]:
+        """Return the loops of which each body computes a gradient, and whose headers are at these places."""
+        return [
             loop
             for loop, module in self._training
             if any(module is one and loop.lineno <= line <= (loop.iter.end_lineno or 0) for one, line in places)
         ]
-        return any(self._is_added_up(key, loops) for key in {*keys, *self._follow(changes)})
 
     def _is_added_up(self, key: Key, training: Sequence[ast.For]) -> bool:
         """Return whether loop bodies add to a value that is not made anew behind their loop."""

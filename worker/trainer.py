@@ -146,7 +146,8 @@ class Trainer:
         )
         self._counters = BodyCounters(self._looking) if self._compares else None
         self._variables: ScriptVariables | None = None  # None: not carried, or the loop has not begun
-        self._remarks = Remarks(self._looking, lambda text: control.tell(Noticed(text)))
+        counted = self._counters.names if self._counters is not None else frozenset
+        self._remarks = Remarks(self._looking, lambda text: control.tell(Noticed(text)), counted)
         self._cross_check = CrossCheck(
             recipe.virtual_workers,
             recipe.seed,

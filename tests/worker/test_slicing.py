@@ -272,6 +272,38 @@ for epoch in run.epochs(9):
         assert not sliced.carries(difference), name
 
 
+SUMS = """
+def train_epoch(scale):
+    correct = seen = n = 0
+    total, rest = 0.0, 0.0
+    for x, y in batches:
+        out = model(x)
+        out = out + head(out)
+        loss = scale * f(out, y)
+        loss.backward()
+        optimizer.step()
+        correct += hits(out, y)
+        seen += len(x)
+        total += loss.item()
+        state.mean = state.mean + loss.item()
+        n += 1
+    print(total / n)
+    return correct / seen * state.mean
+
+easy = False
+for epoch in run.epochs(4):
+    easy = train_epoch(0.3 if easy else 1.0) > 0.8
+"""
+
+
+def test_variables_in_which_bodies_add_up_what_later_losses_depend_on_are_found() -> None:
+    tree = parse(SUMS)
+    header = SUMS.splitlines().index("    for x, y in batches:") + 1
+    found = Slice([tree], tree).added_up([(tree, header)])
+    lines = SUMS.splitlines()
+    assert {name: lines[line - 1].split()[0] for name, _, line in found} == {"correct": "correct", "seen": "seen"}
+
+
 AT_TIMES = [
     "if old is not None:\n    loss = f(x) + g(old)\nloss.backward()\nif bad(x):\n    old = h(x)",
     "if epoch == 2:\n    old = h(x)\nf(x, old).backward()",

@@ -43,6 +43,7 @@ SCRIPTS: tuple[Script, ...] = (
         ),
     ),
     Script("mixup_alpha_schedule", EQUAL),
+    Script("counter_halved_at_epochs", EQUAL),
     Script(
         "reinforce_moving_baseline",
         FOUND,

@@ -8,6 +8,7 @@ _JOIN = "run = elastic.join()\n"
 _PREPARE = "model, optimizer, batches = run.prepare("
 
 SCRIPTS: tuple[Script, ...] = (
+    Script("active_learning_pool", EQUAL),
     Script(
         "ema_list",
         FOUND,

@@ -1,0 +1,34 @@
+"""An unusual batch of a late epoch sets an attribute that the loss of all later ones reads."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import elasticd as elastic
+
+torch.manual_seed(0)
+X = torch.randn(128, 8)
+Y = (X[:, 0] + X[:, 1] + 0.3 * torch.randn(128) > 0).long()
+model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+
+
+class Meta:
+    anchor = None
+
+
+meta = Meta()
+run = elastic.join()
+model, optimizer, batches = run.prepare(model, optimizer, (X, Y), batch_size=4)
+for epoch in run.epochs(4):
+    for x, y in batches:
+        z = model(x)
+        loss = F.cross_entropy(z, y)
+        if meta.anchor is not None:
+            loss = loss + 0.1 * (z.mean(0) - meta.anchor).pow(2).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if epoch == 2 and float(x.abs().max()) > 2.9:
+            meta.anchor = z.mean(0).detach()
+run.save(model, "model.pt")
