@@ -357,12 +357,13 @@ class Looking:
         sources = [(Source.read(file), line) for file, line in self._places]
         return [(source.tree, line) for source, line in sources if source is not None]
 
-    def added_up(self) -> dict[str, str]:
-        """Return the variables in which bodies add up values of batches, and on which, by the script's source, the gradient
-        or the end of the loop depends, each with the line that adds. Those that the job has, and of `run.local`, are left
-        out.
+    def left_by_bodies(self) -> dict[str, str]:
+        """Return the variables in which bodies add up values of batches, or that they bind under a condition, and on which, by
+        the script's source, the gradient or the end of the loop depends, each with the line. Those that the job has, and of
+        `run.local`, are left out.
         """
-        found = [] if (sliced := self._sliced()) is None else sliced.added_up(self._loops_over_batches())
+        places, sliced = self._loops_over_batches(), self._sliced()
+        found = [] if sliced is None else [*sliced.added_up(places), *sliced.bound_at_times(places)]
         registered = self.state.registered.mentioned()
         kept = [each for each in found if each[0] not in registered and not self.is_local(each[0])]
         return {name: str(self._sources.line_in(tree, line)) for name, tree, line in kept}

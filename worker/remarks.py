@@ -65,20 +65,20 @@ class Remarks:
         )
 
     def on_sums(self) -> None:
-        """Remark on variables in which bodies add up values of batches, and on which the training depends by the script's source,
-        where several workers train: each adds up those of its own bodies. Called in each step; the source is read once.
+        """Remark on values that bodies add up, or bind under a condition, and on which the training depends by the script's
+        source, where several workers train: each has those of its own bodies. Called in each step; the source is read once.
         """
         if self._has_read_sums:
             return
         self._has_read_sums = True
-        found = {name: place for name, place in self._looking.added_up().items() if name not in self._told}
+        found = {name: place for name, place in self._looking.left_by_bodies().items() if name not in self._told}
         if found:
             self._told |= found.keys()
             names = ", ".join(f"{name} ({place})" for name, place in list(found.items())[:NAMED])
             self._say(
-                f"loop bodies add up {names}, and what is trained, or when it ends, depends on that. Each worker runs only some "
-                "of the bodies, so the result depends on the number of workers: use the job's averages, run.mean(…) in the "
-                "body and run.means behind it, or keep the value by run.state(…)"
+                f"loop bodies leave {names} to later ones, and what is trained, or when it ends, depends on that. Each worker "
+                "runs only some of the bodies, so the result depends on the number of workers: use the job's averages, "
+                "run.mean(…) in the body and run.means behind it, or keep the value by run.state(…)"
             )
 
     def on_restart(self, was: Any, same_epoch: bool) -> None:

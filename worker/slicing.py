@@ -215,6 +215,18 @@ class Slice:
                     found.append((key.name, _module(added[0].scope), added[0].line))
         return found
 
+    def bound_at_times(self, places: Collection[tuple[ast.AST, int]]) -> list[tuple[str, ast.AST, int]]:
+        """As `added_up`: the variables, and attributes of the script's own classes, that bodies bind under a condition."""
+        found = []
+        for key in self._of_gradient:
+            own = isinstance(key.owner, ast.AST) or key.owner in self._classes
+            for loop in self._loops_at(places) if own else ():
+                changes = [each for each in self._changes.get(key, ()) if each.repeats and not each.of_part]
+                bound = [each for each in changes if loop.iter in each.tests and not _fills(each, key.name)]
+                if bound and len(bound) == len(changes) and self._is_bound_at_times(key, bound):
+                    found.append((key.name, _module(bound[0].scope), bound[0].line))
+        return found
+
     def _loops_at(self, places: Collection[tuple[ast.AST, int]]) -> list[ast.For]:
         """Return the loops of which each body computes a gradient, and whose headers are at these places."""
         return [
@@ -274,7 +286,7 @@ class Slice:
         the key in which none of them need have run, so that it has the value of an earlier body.
         """
         bound = [(each, self._changing_tests(each.tests, each.scope)) for each in changes]
-        if not bound or any(each.is_item or each.empties or not tests for each, tests in bound):
+        if not bound or any(each.is_item or each.empties or not each.line or not tests for each, tests in bound):
             return False
         if _in_every_case([tests for _, tests in bound]):
             return False

@@ -173,11 +173,9 @@ def test_a_value_that_a_body_of_one_worker_changes_for_later_ones_is_found_soon(
 
 def test_what_bodies_add_up_for_later_losses_is_named_when_several_workers_train(tmp_path: Path, train: Any) -> None:
     alone = train(tmp_path / "one", "none", workers=1, case="flag_from_correct_answers")
-    assert "add up" not in alone.told
+    assert "loop bodies leave" not in alone.told
     outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="flag_from_correct_answers")
-    assert (
-        len(re.findall(r"loop bodies add up correct \(unlike_cases\.py:\d+\), and what is trained", outcome.told)) == 2
-    )
+    assert len(re.findall(r"loop bodies leave correct \(unlike_cases\.py:\d+\) to later ones", outcome.told)) == 2
 
 
 def test_what_a_function_of_an_evaluation_changes_is_named_at_once(tmp_path: Path, train: Any) -> None:

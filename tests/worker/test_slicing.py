@@ -321,6 +321,11 @@ def test_a_value_that_bodies_bind_at_times_is_kept(body: str, name: str) -> None
     assert carries(re.sub(r"\bold\b", name, body), name, Kind.TENSOR, before, owner)
 
 
+def test_what_bodies_bind_at_times_is_found_without_values() -> None:
+    tree = parse(f"{LOOP}        if bad(x):\n            old = h(x)\n        f(x, old).backward()\n")
+    assert [found for found, _, _ in Slice([tree], tree).bound_at_times([(tree, LOOP.count("\n"))])] == ["old"]
+
+
 @pytest.mark.parametrize(
     "body",
     [
