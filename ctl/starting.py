@@ -22,7 +22,9 @@ AT_ONCE_S = 1.0
 StartForecast: TypeAlias = tuple[str, dict[str, object]]
 
 
-def of_job(shared: Context, job: JobView, simulate: Callable[[Outlook, JobId], StartForecast] | None = None) -> StartForecast | None:
+def of_job(
+    shared: Context, job: JobView, simulate: Callable[[Outlook, JobId], StartForecast] | None = None
+) -> StartForecast | None:
     """Return when a waiting job starts, as a phrase and as a document; None: it does not wait for GPUs alone.
 
     simulate: calls `simulated`, in another process for example; None: it is called here.

@@ -224,7 +224,7 @@ def pause_lines(resizes: Sequence[Resize], width: int) -> Iterator[str]:
 
 
 def why(found: JobFound, width: int, starts: str = "") -> Iterator[Item]:
-    """Yield the reasons for a job's GPUs, the changes that would alter them, and when a waiting job starts, if `starts` says so."""
+    """Yield the reasons for a job's GPUs, and the changes that would alter them. starts: when the job does; "": not known."""
     forecast = [Part("starts", starts)] if starts and found.job.phase is JobPhase.PENDING else []
     for line in Page(width).lines([*explain.parts(*explanation_of(found), found.time_s), *forecast]):
         yield Item(_folded(line, width))
