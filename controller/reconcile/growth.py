@@ -66,9 +66,7 @@ def joining_worker_differs(cluster: Cluster, now: float, job: Job, entry: Worker
     job.update(does_not_grow=why)
     if not known:
         cluster.history.add(now, EventKind.HELD, job.id, f"does not grow any more: {why}")
-    if (
-        not cluster.servers.awaited
-    ):  # a controller that has just started knows too little, and calls `keep_together` later
+    if not cluster.servers.awaited:  # a controller that has just started calls `keep_together` when it knows enough
         _keep(cluster, now, job, kept)
 
 
