@@ -342,7 +342,7 @@ def test_what_a_status_may_change_without_a_second_look_is_how_far_a_worker_is_a
     status = example_status()
     for name in status.__struct_fields__:
         changed = replace(status, **{name: _other(getattr(status, name))})
-        assert (messages._told(changed) == messages._told(status)) is (name in progress), name
+        assert (messages._besides_progress(changed) == messages._besides_progress(status)) is (name in progress), name
 
 
 def example_status() -> WorkerStatus:
