@@ -381,6 +381,7 @@ class Stepping:
         hosted = self._in_order()
         bodies = [PROBE, *hosted] if probes else hosted or [AGAIN] * looks_on
         if self._sharded is not None and self._rounds is not None:
+            self._transfers.sent()  # in other threads; messages between two workers are begun by one thread at a time
             self._sharded.begin_step(self._communicator, self._held.next_step - 1)
             bodies = [*hosted, *[AGAIN] * (self._rounds.count() - len(hosted))]
         self._batches.clear()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticd.protocol import exits
+from elasticd.protocol.model import GpuAddress, Member, Roster, ServerId
 from elasticd.worker import events as e
 
 _spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
@@ -18,7 +19,7 @@ _module = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
 Story = _module.Story
-ME, OTHER, STEPS = _module.ME, _module.OTHER, _module.STEPS
+ME, OTHER, THIRD, STEPS = _module.ME, _module.OTHER, _module.THIRD, _module.STEPS
 
 
 def test_the_first_holder_loads_a_checkpoint_and_goes_on_after_it() -> None:
@@ -137,6 +138,26 @@ def test_where_bodies_run_together_a_joiner_takes_the_state_before_the_step_and_
     story.tell(e.ValuesExchanged(1))
     assert story.take() == [e.RunStep(6, (range(2), range(2, 4)), 0, send=False)]
     assert story.machine.applied == 5, "it counts as a holder"
+
+
+def test_where_bodies_run_together_a_joiner_that_forwards_the_state_does_not_send_it_again_in_its_step() -> None:
+    story = Story()
+    story.tell(e.Arrived(STEPS, 4, 8, registers_values=True, divided=True, together=True))
+    here, there = (
+        Member(worker=each, gpu=GpuAddress(server=ServerId("t"), index=index)) for index, each in enumerate((ME, THIRD))
+    )
+    leader = Member(worker=OTHER, gpu=GpuAddress(server=ServerId("s"), index=0))
+    enter, _ = story.follow(Roster(generation=3, members=(leader, here, there), leader=OTHER), (OTHER,))
+    assert isinstance(enter, e.EnterGeneration)
+    assert [(t.source_rank, t.target_rank) for t in enter.transfers] == [(0, 1), (1, 2)]
+    story.tell(e.StateArriving(4))
+    story.tell(e.StateTaken(4, 1))
+    story.tell(e.StepWanted(1))
+    story.take()
+    story.tell(e.StepWanted(1))
+    (run,) = story.take()
+    assert isinstance(run, e.RunStep)
+    assert not run.send
 
 
 def test_a_joiner_of_a_job_without_steps_left_takes_the_state_without_one() -> None:

@@ -451,7 +451,7 @@ class Training:
                 position.step,
                 generation.ranges,
                 proposed.generation,
-                generation.sends_state,
+                generation.sends_state and not generation.joins,  # a joiner forwards the state as it comes
                 self.batch_factor,
                 hosting,
                 wish,
