@@ -335,7 +335,9 @@ class Counted:
     inherited = 3
 
     def __init__(self) -> None:
-        self.bodies = 10
+        self.own_bodies = (
+            10  # read by no other module of these tests: a function that reads a counter may be called by bodies
+        )
 
 
 def counters(run: Run) -> list[Any]:
@@ -355,11 +357,11 @@ def counters(run: Run) -> list[Any]:
         seen = 0
         for x, y in batches:
             calls += 2
-            weight = scale + 0.01 * counted.bodies + 0.001 * calls + 0.1 * (seen % 3) + 0.01 * counted.inherited
+            weight = scale + 0.01 * counted.own_bodies + 0.001 * calls + 0.1 * (seen % 3) + 0.01 * counted.inherited
             (weight * functional.cross_entropy(model(x), y)).backward()
             optimizer.step()
             optimizer.zero_grad()
-            counted.bodies = counted.bodies + 1
+            counted.own_bodies = counted.own_bodies + 1
             counted.inherited += 1
             seen += 1
         return seen
@@ -374,7 +376,7 @@ def counters(run: Run) -> list[Any]:
             optimizer.zero_grad()
             global_step += 1
     run.finish()
-    return [model.state_dict(), [global_step, calls, counted.bodies, counted.inherited]]
+    return [model.state_dict(), [global_step, calls, counted.own_bodies, counted.inherited]]
 
 
 calls = 0
