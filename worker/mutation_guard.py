@@ -106,7 +106,8 @@ class MutationGuard:
         self._virtual_workers = virtual_workers
         self._by_host = by_host
         self._own = _plain_ones(state.named_parameters())
-        self._parameters = _Watched(lambda: self._own)
+        self._divided = _divided_ones(state.named_parameters())
+        self._parameters = _Watched(lambda: self._own if not self._divided else _rows_of(self._divided))
         self._registered = _Watched(lambda: state.registered.watched)
         self._copies: list[tuple[str, Any, _Watched]] = []  # the script's name for the copy, and the copy
         self._in_lists: list[tuple[str, type, _Watched]] = []  # copies in lists, tuples and mappings, with their names
@@ -174,6 +175,7 @@ class MutationGuard:
         """Begin an epoch, before which the script may have added parameters to an optimizer."""
         self._epoch_begins = True
         self._own = _plain_ones(self._state.named_parameters())
+        self._divided = _divided_ones(self._state.named_parameters())
 
     # -- a step
 
@@ -221,6 +223,11 @@ class MutationGuard:
                 "copy the old values back before optimizer.step()"
             )
         self._check_copies()
+
+    def moved(self) -> None:
+        """Record the parameters' rows under `fully_shard` after other workers have taken some over."""
+        if self._divided and not self._by_host():
+            self._parameters.remember(self._parameters.contents is not None)
 
     def updated(self) -> None:
         """Record the tensors after an update and the script's own functions in it. Raises UserError."""
@@ -289,6 +296,16 @@ def _plain_ones(named: Sequence[tuple[str, Any]]) -> list[tuple[str, torch.Tenso
         and each.layout is torch.strided
         and each.device.type != "meta"
     ]
+
+
+def _divided_ones(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the parameters under `fully_shard`: DTensors, of which each worker has some rows."""
+    return [(name, each) for name, each in named if hasattr(each, "_local_tensor")]
+
+
+def _rows_of(divided: Sequence[tuple[str, Any]]) -> list[tuple[str, torch.Tensor]]:
+    """Return this worker's present rows of parameters under `fully_shard`."""
+    return [(name, each._local_tensor) for name, each in divided]
 
 
 def _is_shadow(each: dict[Any, Any], wanted: set[str]) -> bool:

@@ -958,6 +958,8 @@ class Stepping:
         if self._sharded is not None and self._decided and not self._sharded.over:
             known = self._next_workers if self._decided == self._proposal else None
             self._sharded.hand_over(self._communicator, known)
+        if self._sharded is not None:
+            self._mutation_guard.moved()
         self._tell(StepApplied(self._step, self._sampler.next_epoch, goes_on, whole))
 
     def _next_epoch(self, step: int) -> int:

@@ -259,6 +259,37 @@ def change_parameter(model: Two, x: torch.Tensor) -> None:
         model.head.weight.mul_(2)
 
 
+def clip_values(model: Two, x: torch.Tensor) -> None:
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.1)
+
+
+def clamp_data_of_gradient(model: Two, x: torch.Tensor) -> None:
+    grad = model.head.weight.grad
+    assert grad is not None
+    assert "nan" in str(grad)
+    assert torch.as_tensor(getattr(grad.abs(), "_local_tensor", grad)).isnan().all(), "reading is not refused"
+    grad.data.clamp_(-1, 1)
+
+
+def change_data(model: Two, x: torch.Tensor) -> None:
+    for each in model.parameters():
+        each.data.mul_(0.999)
+
+
+def hook(model: Two, x: torch.Tensor) -> None:
+    model.head.weight.register_hook(lambda grad: grad / 2)
+
+
+def change_in_forward(model: Two, x: torch.Tensor) -> None:
+    """Change a gathered parameter, as the forward pass of nn.Embedding with max_norm does."""
+
+    def clamp(layer: nn.Module, given: Any, output: Any) -> None:
+        with torch.no_grad():
+            model.first.weight.clamp_(min=-0.1)
+
+    model.first.register_forward_hook(clamp, prepend=True)
+
+
 def again(model: Two, x: torch.Tensor) -> None:
     model(x).sum().backward()
 
@@ -282,6 +313,11 @@ clipped = partial(mistake, behind=clip)
 changed_gradient = partial(mistake, behind=change_gradient)
 replaced_gradient = partial(mistake, behind=replace_gradient)
 changed_parameter = partial(mistake, behind=change_parameter)
+clipped_values = partial(mistake, behind=clip_values)
+clamped_data_of_gradient = partial(mistake, behind=clamp_data_of_gradient)
+changed_data = partial(mistake, in_body=change_data)
+hooked = partial(mistake, in_body=hook)
+changed_in_forward = partial(mistake, in_body=change_in_forward)
 set_factor_behind = partial(mistake, in_body=set_factor)
 twice = partial(mistake, behind=again)
 called_between = partial(mistake, between=call_between)

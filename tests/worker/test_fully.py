@@ -127,6 +127,11 @@ def test_each_worker_has_its_rows_alone_while_bodies_run(ranks: Ranks, workers: 
         ("changed_gradient", "no worker has it there"),
         ("replaced_gradient", "no worker has it there"),
         ("changed_parameter", "a loop body changed a parameter itself"),
+        ("clipped_values", "no worker has it there"),
+        ("clamped_data_of_gradient", "no worker has it there"),
+        ("changed_data", r"the parameter first\.weight was changed in the loop body"),
+        ("hooked", "a function for the gradient of a parameter"),
+        ("changed_in_forward", "a loop body changed a parameter itself"),
         ("set_factor_behind", "changed a setting of fully_shard behind prepare.. .gradient_divide_factor"),
         ("twice", "used twice in one loop body"),
         ("called_between", "the model was called in the loop"),
@@ -258,6 +263,13 @@ def test_a_setting_of_fully_shard_that_changes_gradients_is_refused() -> None:
     script = Script()
     script.model.set_gradient_divide_factor(4.0)
     with pytest.raises(UserError, match="set_gradient_divide_factor"):
+        script.prepare()
+
+
+def test_a_function_for_the_gradient_of_a_parameter_is_refused() -> None:
+    script = Script()
+    script.model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(UserError, match="register_post_accumulate_grad_hook"):
         script.prepare()
 
 

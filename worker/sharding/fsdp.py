@@ -19,11 +19,16 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.utils._pytree import tree_map
 
 from ...protocol.errors import UserError
 from .intervals import Interval
 from .mesh import Mesh, info
 
+SEEN = (
+    "a gradient was read or changed between backward() and optimizer.step(), and under fully_shard no worker has it "
+    "there. To clip the step's gradient: run.clip(1.0), or prepare(…, max_grad_norm=1.0)"
+)
 KINDS = (torch.float32, torch.float64)
 _OF_GROUPS = (
     "fsdp_params",
@@ -93,6 +98,19 @@ class Parameter:
         return self._local.data_ptr(), self._local._version, self.tensor._version
 
     @property
+    def gathered_version(self) -> int:
+        """A number that is greater after the gathered parameter has been changed in place, such as by a forward pass."""
+        gathered = getattr(self.own, "_unsharded_param", None)
+        return 0 if gathered is None else gathered._version
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the script has registered functions for the parameter's gradient, which FSDP passes by or calls with
+        a gradient that no worker has."""
+        behind: Any = getattr(self.tensor, "_post_accumulate_grad_hooks", None) or {}
+        return bool(self.tensor._backward_hooks) or any(each is not hide for each in behind.values())
+
+    @property
     def _local(self) -> torch.Tensor:
         tensor: Any = self.tensor
         found: torch.Tensor = tensor._local_tensor
@@ -125,6 +143,54 @@ class Parameter:
         tensor: Any = self.tensor
         tensor.grad = None
         tensor._local_tensor, tensor._spec = local, own._sharding_spec
+
+
+class Hidden(torch.Tensor):
+    """A parameter's gradient in a loop body, which no worker has: reading gives NaN, and writing is refused.
+
+    Version counters do not show all changes, since those of a DTensor by way of `.data` or of `torch._foreach_*` leave
+    them as they are.
+    """
+
+    plain: torch.Tensor
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def of(cls, plain: torch.Tensor) -> Hidden:
+        """Return a tensor with the memory of `plain`."""
+        hidden = torch.Tensor._make_subclass(cls, plain)
+        hidden.plain = plain
+        return hidden
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(self.plain)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, given: Any = (), named: Any = None
+    ) -> Any:
+        """Call an operator with the plain tensors; views are hidden, too. Raises UserError if it writes."""
+        memory: set[int] = set()
+
+        def plain(each: Any) -> Any:
+            if not isinstance(each, Hidden):
+                return each
+            if function._schema.is_mutable:
+                raise UserError(SEEN)
+            memory.add(each.plain.untyped_storage().data_ptr())
+            return each.plain
+
+        def hidden(each: Any) -> Any:
+            is_view = isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() in memory
+            return Hidden.of(each) if is_view else each
+
+        return tree_map(hidden, function(*tree_map(plain, given), **tree_map(plain, named or {})))
+
+
+def hide(parameter: torch.Tensor) -> None:
+    """Refuse changes of a parameter's gradient, which FSDP has just set."""
+    grad: Any = parameter.grad
+    grad._local_tensor = Hidden.of(grad._local_tensor)
 
 
 class Layer:

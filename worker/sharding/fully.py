@@ -70,6 +70,7 @@ class FullySharded:
                 "fully_shard divides parameters at any row, where fused=True of an optimizer may round otherwise: "
                 "leave it out"
             )
+        self._check_no_hooks()
         self._device = self.parameters[0].tensor.device
         order = {id(each): number for number, each in enumerate(model.parameters())}
         self._in_order = sorted(self.parameters, key=lambda each: order[id(each.tensor)])  # the model's
@@ -202,6 +203,7 @@ class FullySharded:
         """
         check_hooks(self.optimizers, "fully_shard")
         self._check_known()
+        self._check_no_hooks()
         if [each.tensor.requires_grad for each in self.parameters] != self._trained:
             raise UserError(
                 "fully_shard divides the parameters that prepare() has found trained, and this step trains others: "
@@ -230,6 +232,15 @@ class FullySharded:
             raise UserError(
                 "an optimizer has a parameter that is not under fully_shard: make it of model.parameters(), behind the "
                 "calls of fully_shard"
+            )
+
+    def _check_no_hooks(self) -> None:
+        """Raise UserError if the script has registered a function for a parameter's gradient."""
+        if any(each.has_hooks for each in self.parameters):
+            raise UserError(
+                "the script has registered a function for the gradient of a parameter (register_hook or "
+                "register_post_accumulate_grad_hook), and under fully_shard no worker has the gradient of a loop body "
+                "there: leave the function out"
             )
 
     def hand_over(self, communicator: Communicator, stay: Sequence[str] | None) -> None:

@@ -28,12 +28,8 @@ import torch
 from ...protocol.errors import UserError
 from ..communication.communicator import Communicator, CommunicatorBroken
 from ..gradients.reduction import TreeAccumulator, are_siblings
-from .fsdp import Layer, Parameter
+from .fsdp import SEEN, Layer, Parameter, hide
 
-SEEN = (
-    "a gradient was read or changed between backward() and optimizer.step(), and under fully_shard no worker has it "
-    "there. To clip the step's gradient: run.clip(1.0), or prepare(…, max_grad_norm=1.0)"
-)
 UNLIKE = (
     "loop bodies of one step have used the layers under fully_shard in different orders, or different ones: each layer "
     "is gathered from all workers, so all bodies have to run the same layers, with one backward() each"
@@ -69,6 +65,8 @@ class Rounds:
         self.in_body = False
         for layer in layers:
             layer.take_over(_Gather(self, layer), _Reduce(self, layer), _Taken(self, layer))
+            for each in layer.trained:
+                each.tensor.register_post_accumulate_grad_hook(hide)  # type: ignore[no-untyped-call]
         self.begin()
 
     def enter(self, communicator: Communicator) -> None:
@@ -99,6 +97,7 @@ class Rounds:
         for each in self.trained:
             each.tensor.grad = None
         self._versions = [each.version for layer in self.layers for each in layer.parameters]
+        self._gathered = [each.gathered_version for layer in self.layers for each in layer.parameters]
         self.in_body = True
 
     def body_ends(self) -> None:
@@ -120,10 +119,13 @@ class Rounds:
             each.tensor.grad = None
 
     def _check_untouched(self) -> None:
-        if self._versions != [each.version for layer in self.layers for each in layer.parameters]:
+        every = [each for layer in self.layers for each in layer.parameters]
+        gathered = [each.gathered_version for each in every]
+        if self._versions != [each.version for each in every] or self._gathered != gathered:
             raise UserError(
-                "a loop body changed a parameter itself: it runs once for each virtual worker. Change parameters in "
-                "prepare(…, after_update=f)"
+                "a loop body changed a parameter itself, perhaps in the forward pass (nn.Embedding's max_norm does): the "
+                "body runs once for each virtual worker, and under fully_shard each worker has a part of the parameter. "
+                "What the forward pass changes is to be a buffer"
             )
         known = set()
         for output, version in self._reduced.values():
