@@ -303,6 +303,10 @@ def call_between(model: Two) -> None:
     model(torch.zeros(1, 12))
 
 
+def read_between(model: Two) -> None:
+    assert float(model.head.weight.norm()) < 0, "it was read"
+
+
 def change_between(model: Two) -> None:
     with torch.no_grad():
         model.head.weight.mul_(2)
@@ -320,5 +324,6 @@ hooked = partial(mistake, in_body=hook)
 changed_in_forward = partial(mistake, in_body=change_in_forward)
 set_factor_behind = partial(mistake, in_body=set_factor)
 twice = partial(mistake, behind=again)
+read_between_steps = partial(mistake, between=read_between)
 called_between = partial(mistake, between=call_between)
 changed_between = partial(mistake, between=change_between)

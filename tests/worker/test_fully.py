@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from elasticd.protocol.errors import UserError
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.rehearsal.run import Rehearsed
 from elasticd.worker.run import Run
 from elasticd.worker.sharding.division import StateLost
+from elasticd.worker.sharding.fsdp import without_parts
 from elasticd.worker.sharding.mesh import Mesh
 from tests.worker.ranks import ALONE, Ranks, also
 
@@ -146,6 +148,11 @@ def test_code_whose_result_would_depend_on_the_workers_is_refused(
     assert re.search(message, told), told
 
 
+def test_a_number_of_which_each_worker_has_a_part_is_not_read(ranks: Ranks) -> None:
+    (told,) = divided(ranks, "read_between_steps", [[0, [0, 1]]])
+    assert "a number was read from parameters under fully_shard" in told
+
+
 def test_bodies_that_use_layers_in_different_orders_end_the_job_on_every_worker(ranks: Ranks) -> None:
     (told,) = divided(ranks, "turned", [[0, [0, 1]]])
     assert "in different orders" in told
@@ -244,6 +251,12 @@ def test_a_part_of_the_model_is_neither_saved_nor_evaluated_nor_copied() -> None
         with pytest.raises(UserError, match=r"run\.evaluate\(\) was called in the loop"):
             script.run.evaluate(lambda batch: 0, [1, 2], 1)
         break
+
+
+def test_a_copy_of_a_part_is_not_saved_after_the_loop() -> None:
+    kept = DTensor.from_local(torch.zeros(2, 4), Mesh("cpu", 0, 2), [Shard(0)], run_check=False)
+    with pytest.raises(UserError, match="copies of parameters under fully_shard that were made in the loop"):
+        without_parts({"best": [kept]}, whole=True)
 
 
 def test_rows_that_are_lost_are_noticed_by_every_other_worker() -> None:

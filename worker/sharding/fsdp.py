@@ -391,6 +391,11 @@ def without_parts(value: Any, whole: bool) -> Any:
                 "run.save() was called in the loop for parameters under fully_shard, of which each worker has a part "
                 "there: call it after the loop. `elasticctl export` writes the job's checkpoints"
             )
+        if value.device_mesh.size() > 1:
+            raise UserError(
+                "run.save() was given copies of parameters under fully_shard that were made in the loop, where each worker "
+                "has a part of them: after the loop, save the model as it is there"
+            )
         tensor: Any = value.detach()
         return tensor._local_tensor
     if isinstance(value, dict):

@@ -9,11 +9,13 @@ is an error.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import UserError
 
@@ -63,6 +65,26 @@ class Mesh(DeviceMesh):
             "a parameter under fully_shard was copied or saved: each worker has a part of it. Write the model by "
             "run.save(model, path) after the loop; `elasticctl export` writes the job's checkpoints"
         )
+
+
+def _number(operator: Any, given: Any, named: Any) -> Any:
+    """Return the number in a DTensor of one element, which PyTorch takes from this worker's part alone.
+
+    Raises UserError if other workers have other parts. NaN is returned: of a gradient, which no worker has.
+    """
+    (tensor,) = given
+    found = operator(tensor._local_tensor)
+    mesh, whole = tensor.device_mesh, all(each.is_replicate() for each in tensor.placements)
+    if isinstance(mesh, Mesh) and mesh.size() > 1 and not whole and not math.isnan(found):
+        raise UserError(
+            "a number was read from parameters under fully_shard in the loop (such as float(parameter.norm())), where "
+            "each worker has a part of them: read it before or after the loop"
+        )
+    return found
+
+
+_handlers: Any = DTensor._op_dispatcher._custom_op_handlers
+_handlers[torch.ops.aten._local_scalar_dense.default] = _number
 
 
 def info(device_type: str, rank: int, size: int) -> FSDPMeshInfo:
