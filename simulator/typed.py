@@ -37,7 +37,7 @@ class Typed:
         for sort, gpus in self._sorts.items():
             self._types[sort.name] = self._types.get(sort.name, 0) | gpus
         self._demands = list(workload.demands or [Demand()] * len(workload))
-        self._limits: dict[Demand, Limit] = {}
+        self._known: dict[Demand, tuple[Gpus, ...]] = {}  # options of demands, with all GPUs
         self._mixes: dict[tuple[int, int, tuple[tuple[str, int], ...]], int] = {}
 
     def limits(self, jobs: JobTable) -> tuple[tuple[Limit, ...], Ints | None]:
@@ -57,9 +57,9 @@ class Typed:
         return tuple(limits), np.array([numbers[one] for one in own], np.int64)
 
     def _options(self, demand: Demand) -> tuple[Gpus, ...]:
-        if demand not in self._limits:
-            self._limits[demand] = limit_for(demand, self._sorts)
-        return self._limits[demand].options
+        if demand not in self._known:
+            self._known[demand] = limit_for(demand, self._sorts).options
+        return self._known[demand]
 
     def fail(self, down: Gpus) -> dict[int, tuple[Gpus, Gpus]]:
         """Take GPUs that are out of order from the jobs. Return the GPUs before and after, of all jobs that had some.

@@ -76,7 +76,7 @@ class Screen:
             )
 
     def scope(self, trial: Trial) -> str:
-        """Return in a sentence what was tested, and what was not."""
+        """Return a sentence about the histories that were tested, and those that were not."""
         per = trial.steps_per_epoch
         text = f"Tried: {trial.steps} steps of {trial.virtual_workers} virtual workers"
         if per is None:

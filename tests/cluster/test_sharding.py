@@ -39,14 +39,19 @@ run.save({"model": model.state_dict()}, sys.argv[1])
 """
 
 
-def test_losses_resizes_and_a_pause_change_no_bit(make_cluster: Callable[..., Any], tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    alone, divided, out = (tmp_path / name for name in ("alone.pt", "divided.pt", "exported.pt"))
+def trained_alone(code: str, directory: Path) -> tuple[Path, Path]:
+    """Train without a cluster. Return the script, and what it has saved."""
+    script, saved = directory / "train.py", directory / "alone.pt"
+    script.write_text(code)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ELASTIC")}
     environment["ELASTIC_VIRTUAL_WORKERS"] = "4"
-    subprocess.run([sys.executable, str(script), str(alone), "0"], env=environment, check=True, cwd=tmp_path)
+    subprocess.run([sys.executable, str(script), str(saved), "0"], env=environment, check=True, cwd=directory)
+    return script, saved
 
+
+def test_losses_resizes_and_a_pause_change_no_bit(make_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    script, alone = trained_alone(SCRIPT, tmp_path)
+    divided, out = tmp_path / "divided.pt", tmp_path / "exported.pt"
     cluster = make_cluster(servers=2, slots=2)
     desk = Desk(cluster)
     job = cluster.submit(
@@ -107,13 +112,8 @@ run.save({"model": model.state_dict()}, sys.argv[1])
 def test_a_model_under_fully_shard_goes_on_after_resizes_a_loss_and_a_pause(
     make_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(UNDER_FULLY_SHARD)
-    alone, divided, out = (tmp_path / name for name in ("alone.pt", "divided.pt", "exported.pt"))
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("ELASTIC")}
-    environment["ELASTIC_VIRTUAL_WORKERS"] = "4"
-    subprocess.run([sys.executable, str(script), str(alone), "0"], env=environment, check=True, cwd=tmp_path)
-
+    script, alone = trained_alone(UNDER_FULLY_SHARD, tmp_path)
+    divided, out = tmp_path / "divided.pt", tmp_path / "exported.pt"
     cluster = make_cluster(servers=2, slots=2)
     desk = Desk(cluster)
     job = cluster.submit(str(divided), "0.05", "divided", script=script, checkpoint_every_s=1.0, name="divided")

@@ -1,4 +1,4 @@
-"""The pages on simulations, and `elasticctl simulate --help`, have the same options; so has `simulate compare`."""
+"""Options that pages name exist. Those on simulations have all of `simulate` and `simulate compare`, and so has `--help`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from elasticd.ctl import compare
-from elasticd.ctl.main import main
+from elasticd.ctl.main import application, main
 from elasticd.ctl.simulate import add_to
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -56,3 +56,22 @@ def test_options_of_simulate_on_the_page_of_commands_exist() -> None:
     assert lines
     named = {option for line in lines for option in OPTION.findall(line)}
     assert named - set().union(*map(options, commands())) == set()
+
+
+def all_options(command: Any) -> set[str]:
+    """The options of a command and of its own commands."""
+    own = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    return own.union(*map(all_options, getattr(command, "commands", {}).values()))
+
+
+def test_options_of_commands_in_the_pages_exist() -> None:
+    known = vars(typer.main.get_command(application([])))["commands"]
+    found = 0
+    for page in (DOCS.parent / "README.md", DOCS.parent / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))):
+        for line in re.findall(r"`(?:elasticctl )?([a-z]+ [^`]*)`", page.read_text()):
+            command, *rest = line.partition(" -- ")[0].split()
+            if command in known:
+                named = {word.partition("=")[0] for word in rest if OPTION.match(word)}
+                assert named - all_options(known[command]) - {"--help"} == set(), f"{page.name}: {line}"
+                found += len(named)
+    assert found > 50

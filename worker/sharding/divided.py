@@ -32,7 +32,7 @@ from ...protocol.errors import UserError
 from ..communication.communicator import Communicator, CommunicatorBroken
 from ..events import Whole
 from ..gradients.layout import Gradient, Layout
-from ..inband import Part, exchange
+from ..inband import exchange
 from .division import Division, StateLost, first_division, moves, next_division, surviving
 from .elementwise import check_elementwise, check_hooks
 from .intervals import Grid, Interval, common
@@ -50,6 +50,7 @@ from .pieces import (
     trade,
     update,
 )
+from .wholeness import WholeWishes
 
 Options = list[list[dict[str, Any]]]  # of each optimizer's groups
 NO_STATE = -2  # the step of whose state a new worker has pieces
@@ -96,19 +97,14 @@ class _Log:
     options: Options
 
 
-class DividedState:
+class DividedState(WholeWishes):
     """The optimizers' state of a job of which each worker keeps a part. A participant in the exchange within a step."""
-
-    name = "divided state"
-    slots = 1
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Raise UserError, naming the first optimizer whose state cannot be divided."""
+        super().__init__()
         check_elementwise(optimizers)
         self.optimizers = list(optimizers)
-        self.whole_at: int | None = None  # the applied step of which this worker has the whole state
-        self.wish = Whole.NOT  # of this worker for the whole state after the step in progress
-        self.greatest_wish = Whole.NOT  # of any worker
         self._workers: list[str] = []
         self._servers: list[str] = []
         self._rank = 0
@@ -481,28 +477,6 @@ class DividedState:
         finally:
             for each in self.optimizers:
                 each.state.clear()
-
-    # -- in band
-
-    def numbers(self, part: Part) -> Sequence[int]:
-        """Return this worker's wish for the whole state after the step."""
-        return (int(self.wish),)
-
-    def wants(self, part: Part) -> bool:
-        """Return False: the number is enough."""
-        return False
-
-    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """Take note of the greatest wish."""
-        self.greatest_wish = Whole(greatest[0])
-        return False
-
-    def payload(self, part: Part) -> Any:
-        """Return nothing."""
-        return None
-
-    def read(self, part: Part, payloads: Sequence[Any]) -> None:
-        """Read nothing."""
 
 
 def _devices(layout: Layout) -> list[torch.device]:

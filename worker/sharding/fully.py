@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from ...protocol.errors import UserError
 from ..communication.communicator import Communicator, CommunicatorBroken
 from ..events import Whole
-from ..inband import Part, exchange
+from ..inband import exchange
 from .division import Division, StateLost, moves
 from .elementwise import check_elementwise, check_hooks
 from .fsdp import Parameter, alone, layers_of, reset, states_of, watch_calls, without_parts
@@ -38,25 +38,24 @@ from .intervals import Interval, Owned, common
 from .mesh import Mesh, info
 from .pieces import Piece, Work, compose, cut, of_whole, on_host, to_whole, trade, update
 from .rounds import Rounds
+from .wholeness import WholeWishes
 
 VALUES = "fully_shard's parameter"  # key of a parameter's own elements among a piece's values, while it travels
 NO_STATE = -2  # the step of whose state a new worker has pieces
 
 
-class FullySharded:
+class FullySharded(WholeWishes):
     """The parameters and the optimizers' state of a job of which each worker has a part.
 
     A participant in a step's exchange.
     """
-
-    name = "divided state"
-    slots = 1
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh | None, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """mesh: that of `run.mesh()`; None: the script has not called it.
 
         Raises UserError for what is not supported.
         """
+        super().__init__()
         self.layers = layers_of(model, mesh)
         self._states = states_of(model)
         self.parameters: list[Parameter] = [each for layer in self.layers for each in layer.parameters]
@@ -75,9 +74,6 @@ class FullySharded:
         order = {id(each): number for number, each in enumerate(model.parameters())}
         self._in_order = sorted(self.parameters, key=lambda each: order[id(each.tensor)])  # the model's
         self._trained = [each.tensor.requires_grad for each in self.parameters]
-        self.whole_at: int | None = None  # the applied step of which this worker has the whole state
-        self.wish = Whole.NOT  # of this worker for the whole state after the step in progress
-        self.greatest_wish = Whole.NOT  # of any worker
         self.over = False  # the training is over, and each worker has all parameters
         self._workers: list[str] = []
         self._rank = 0
@@ -518,28 +514,6 @@ class FullySharded:
             self._stand_ins = None
             for optimizer in self.optimizers:
                 optimizer.state.clear()
-
-    # -- in band
-
-    def numbers(self, part: Part) -> Sequence[int]:
-        """Return this worker's wish for the whole state after the step."""
-        return (int(self.wish),)
-
-    def wants(self, part: Part) -> bool:
-        """Return False: the number is enough."""
-        return False
-
-    def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
-        """Take note of the greatest wish."""
-        self.greatest_wish = Whole(greatest[0])
-        return False
-
-    def payload(self, part: Part) -> Any:
-        """Return nothing."""
-        return None
-
-    def read(self, part: Part, payloads: Sequence[Any]) -> None:
-        """Read nothing."""
 
 
 def _plain_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
