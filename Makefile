@@ -131,7 +131,7 @@ verify-stops: $(STAMP)  ## pause, resume, cancel, submit --resume on a real clus
 verify-scripts: $(STAMP)  ## one job in each framework, alone and through resizes, kills and preemptions: a table (ARGS=--quick: a minute)
 	@$(BIN)/python -m verification.scripts $(ARGS)
 
-verify-corpus: $(STAMP)  ## small scripts in the manner of public training code, alone and resized: equal, or named (ARGS="--quick --jobs 2")
+verify-corpus: $(STAMP)  ## small scripts in the manner of public training code, alone, resized and preempted: equal, or named (ARGS="--story preempted --jobs 2")
 	@$(BIN)/python -m verification.corpus $(ARGS)
 
 verify-alarms: $(STAMP)  ## 100,000 steps of scripts that are elastic, each step checked: no alarm (ARGS="--steps 2000")

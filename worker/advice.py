@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from .assigned import Sources
-from .kept import CACHE, Difference, Kind, Node, root_of
+from .kept import CACHE, Difference, Kind, Node, is_function_type, root_of
 from .save_calls import is_part
 
 MODE = "model.training"  # the mode of the model's modules, as a name of `Reach`
@@ -162,7 +162,8 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
             f"draw from {whose} global generator, which the runtime seeds for each virtual worker, or "
             f"run.state({key}={holder})"
         )
-    if node.kind is Kind.OTHER:
+    bound = None in (difference.ones, difference.others) and is_function_type(node.type)
+    if bound or node.kind in (Kind.OTHER, Kind.MODEL) or node.type == "method" or node.is_class:  # functions, classes, and how a module computes
         return "choose it in every epoch from the epoch: `if epoch >= 1:` in place of `if epoch == 1:`"
     if node.type == CACHE:
         return (

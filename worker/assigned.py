@@ -33,6 +33,7 @@ MOST_SLICED = 300_000  # characters of the script's files that are sliced (`slic
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Loop = ast.For | ast.AsyncFor | ast.While
+_Leaving = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
 class SourceLine(NamedTuple):
@@ -691,6 +692,13 @@ def of_iteration(body: Sequence[ast.stmt], read_elsewhere: Set[str]) -> set[str]
     return (flow.bound | (stored_names(body) - read_elsewhere)) - flow.read
 
 
+def read_first(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables that these statements possibly read before they bind them."""
+    flow = _Flow()
+    flow.block(body)
+    return flow.read
+
+
 class _Flow:
     """Names that statements bind before they read them."""
 
@@ -738,7 +746,11 @@ class _Flow:
                         self._bind(item.optional_vars)
                 self.block(body)
             case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=final):
-                for each in (body, *(handler.body for handler in handlers), orelse, final):
+                before = set(self.bound)
+                self.block(body)
+                if not all(isinstance(each.body[-1], _Leaving) for each in handlers):
+                    self.bound = before  # a handler may go on although the body has not bound all
+                for each in (*(handler.body for handler in handlers), orelse, final):
                     self._perhaps(each)
             case ast.Match(subject=subject, cases=cases):
                 self._expression(subject)

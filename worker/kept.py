@@ -74,6 +74,22 @@ class Node(NamedTuple):
         parts = {name: part.since(before.get(name)) for name, part in self.parts.items()}
         return self._replace(changed=changed, parts=parts)
 
+    @property
+    def is_class(self) -> bool:
+        return self.shown == f"the class {self.type}"
+
+    def every(self) -> Iterator[Node]:
+        """Yield the node and all of its parts."""
+        yield self
+        for part in self.parts.values():
+            yield from part.every()
+
+    def marked(self, given: Node | None) -> Node:
+        if given is None or not given.changed:
+            return self
+        parts = {name: part.marked(given.parts.get(name)) for name, part in self.parts.items()}
+        return self._replace(changed=True, parts=parts)
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -104,6 +120,12 @@ class Reach:
     def since(self, begun: Reach) -> Reach:
         """Return a copy with `changed` False for values equal to those in `begun`, an earlier look of the same process."""
         return replace(self, names={name: node.since(begun.names.get(name)) for name, node in self.names.items()})
+
+    def marked(self, given: Reach) -> Reach:
+        """Return a copy with `changed` True for the names and parts that are `changed` in `given`, a look of a process in
+        whose place this one trains.
+        """
+        return replace(self, names={name: node.marked(given.names.get(name)) for name, node in self.names.items()})
 
     def without(self, names: Callable[[str], bool]) -> Reach:
         """Return a copy without the names and parts for which `names` is true (`local_names`)."""
@@ -300,6 +322,8 @@ def _between(
         return [], differ
     if one.digest is not None and one.digest == other.digest:
         return [], False
+    if one.again is not other.again:  # read by another name on one side, where its parts are
+        return ([Difference(name, one, other, owners, holders)] if differ else []), differ
     parts = list({**one.parts, **other.parts})
     inner: list[Difference] = []
     count = 0  # number of parts that differ

@@ -12,19 +12,20 @@ from __future__ import annotations
 import ast
 import os
 import re
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
 from ..protocol.errors import PeerError
-from . import advice
-from .assigned import Source, Sources
+from . import advice, collecting
+from .assigned import LONGEST, Source, Sources
 from .kept import Difference, Kind, Node, Reach, differences, root_of, variable_of
-from .own_code import directories, is_own_file, loop_frame
+from .own_code import consumers, directories, is_own_file, loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
 from .save_calls import is_part, names_place
-from .slicing import Slice
+from .slicing import Key, Slice
 from .state.training_state import TrainingState
 
 ENVIRONMENT = "os.environ"
@@ -56,6 +57,7 @@ class Looking:
     _environment: tuple[str, ...] = ()  # variables of the environment that the script mentions
     _bound: frozenset[str] = frozenset()
     _begun: Reach | None = None
+    _given: Reach | None = None  # values of the worker whose state this one has received, or that wrote the checkpoint
     passes: int = 0  # over the batches, begun so far
     temporaries: frozenset[str] = frozenset()  # variables that the loop binds in each epoch before it reads them
     # Variables that code at an epoch's beginning computes in each epoch, as they were in the first pass
@@ -105,6 +107,48 @@ class Looking:
             self._derived = frozenset(derived)
         self.look_at_derived(frame)
 
+    def collected(self, frame: FrameType | None) -> tuple[str, str] | None:
+        """Return the statement that collects a value from the present pass over the batches, and its line (`collecting`).
+
+        frame: within the call that begins the pass.
+        """
+        if (inner := loop_frame(frame)) is None:
+            return None
+        outer = [inner, *consumers(inner)][-1]
+        source = Source.read(outer.f_code.co_filename)
+        logged = self._sources.only_logged if source is not None and source == self._sources.first else frozenset()
+        found = None if source is None else collecting.statement_at(source.tree, outer.f_lineno or 0, logged)
+        if source is None or found is None:
+            return None
+        place = self._sources.line_in(source.tree, found.lineno)
+        return textwrap.shorten(ast.unparse(found), LONGEST, placeholder=" …"), str(place)
+
+    def left_behind(self, frame: FrameType | None, compared: Reach, in_pass: bool) -> dict[str, str]:
+        """Return the variables without a value to compare that a process which goes on from a checkpoint does not have, and on
+        which, by the source, the gradient depends, each with the line: positions of progress bars, and, with in_pass, what
+        earlier bodies of the present pass over the batches have left (`Slice.left_in_pass`).
+
+        frame: as for `collected`. compared: a look with the values that are compared one by one.
+        """
+        if (inner := loop_frame(frame)) is None or (sliced := self._sliced()) is None:
+            return {}
+        source = Source.read(inner.f_code.co_filename)
+        found = sliced.positions_of_bars()
+        if source is not None and in_pass:
+            found += sliced.left_in_pass((source.tree, inner.f_lineno or 0))
+        kinds = {node.type for root in compared.names.values() for node in root.every() if not node.is_class}
+        looked_at = compared.names.keys() - self.temporaries
+        return {
+            key.name: str(self._sources.line_in(module, line))
+            for key, module, line in found
+            if (key.owner not in kinds if isinstance(key.owner, str) else not self._is_kept_by(key, looked_at))
+            and not self.is_local(key.name)
+        }
+
+    def _is_kept_by(self, key: Key, names: Collection[str]) -> bool:
+        """Return whether the variable is one of these names of the loop's function or module."""
+        return key.name in names and key.owner in (self._sources.loop_scope, *self._sources.trees)
+
     def look_at_derived(self, frame: FrameType | None) -> None:
         """Look at the values of `derived`, before a loop body of the pass has run. frame: within the loop."""
         if self._derived:
@@ -122,7 +166,16 @@ class Looking:
     def now(self, frame: FrameType | None) -> Reach:
         """Return the values that the script keeps now, without names that may differ. frame: within the loop."""
         seen = self._look(loop_frame(frame, self._code), self._bound)
-        return seen.since(self._begun if self._begun is not None else seen)
+        seen = seen.since(self._begun if self._begun is not None else seen)
+        return seen if self._given is None else seen.marked(self._given)
+
+    def follow(self, given: Reach) -> None:
+        """Let values that the giver's loop had changed count as changed by this worker's loop, which goes on from there.
+
+        This worker may have them from its own beginning: it has run the code of an epoch's beginning that sets them.
+        given: `now` of the worker that gave the state or wrote the checkpoint.
+        """
+        self._given = given
 
     def plain(self, frame: FrameType | None) -> list[Any]:
         """Return `now` and `derived` for MessagePack. frame: as for `now`."""
@@ -240,6 +293,15 @@ class Looking:
         if difference.in_data or difference.in_model or difference.in_module:
             return self.carries(difference)
         return self.is_saved(difference) or ((sliced := self._sliced()) is not None and sliced.reads(difference))
+
+    def may_act(self, difference: Difference) -> bool:
+        """Return whether the source does not exclude that what is trained or saved depends on this value: on a number or a
+        container outside of modules, nothing does that the source shows not to.
+        """
+        of_values = difference.node.kind in (Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY)
+        if not of_values or difference.in_model or difference.in_module or self._sliced() is None:
+            return True
+        return self.matters(difference) or self.depends(difference)
 
     def decides_order(self, difference: Difference) -> bool:
         """Return whether the value is a sampler's, so that the order of the next epoch may depend on it.

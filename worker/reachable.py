@@ -204,6 +204,7 @@ _ITERATORS: tuple[type, ...] = tuple(
 )
 _PYTHON_S: Callable[[random.Random], Any] = random.Random.getstate
 _SET_ITERATOR = type(iter(set[Any]()))
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _STDLIB_OBJECTS = frozenset({"argparse.Namespace", "types.SimpleNamespace", "functools.partial", "queue.Queue"})
 _DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
 _DENIED_BASES = (io.IOBase, BaseException)
@@ -270,8 +271,7 @@ class _Walk:
                 done.add(name)
                 if id(self._classes[name]) not in self._seen and name not in self.found:
                     node = self.of(self._classes[name], name, 0)
-                    if node.parts:
-                        self.found[name] = node
+                    self.found[name] = node
 
     # -- one value
 
@@ -803,9 +803,11 @@ def _attributes_in(value: Any, kind: type, *names: str) -> list[tuple[str, Any]]
 
 
 def _options_in(inner: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the options of one of torch's modules: attributes with plain values."""
-    plain = [(label, part) for label, part in sorted(inner.items()) if type(part) in _PLAIN]
-    return [(f".{label}", part) for label, part in plain if not _is_of(label, _OF_MODULES)]
+    """Return the options of one of torch's modules: attributes with plain values, and functions bound to it, such as another
+    `forward`.
+    """
+    options = [(label, part) for label, part in sorted(inner.items()) if type(part) in (*_PLAIN, *_FUNCTIONS)]
+    return [(f".{label}", part) for label, part in options if not _is_of(label, _OF_MODULES)]
 
 
 def _of_tensor(value: Any) -> list[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 from .kept import Difference, Reach, differences
 from .looking import Looking
 
-NAMED = 3  # names in the suggested line
+NAMED = 3  # names in a message
 EVALUATIONS = 3  # before and after which the values are looked at: scripts evaluate by the same functions again
 
 
@@ -89,16 +89,41 @@ class Remarks:
         """
         looking = self._looking
         (before, before_derived), derived = looking.of_plain(was), looking.derived
+        looking.follow(before)
+        left = looking.left_behind(sys._getframe(), before, same_epoch)
+        counted = {name.rpartition(" ")[2].rpartition(".")[2] for name in self._counters()}  # which are carried
+        left = {name: place for name, place in left.items() if name not in counted}
+        if left:
+            names = ", ".join(f"{name} ({place})" for name, place in list(left.items())[:NAMED])
+            self._say(
+                f"the job goes on from a checkpoint without what earlier loop bodies have left to later ones in {names}: "
+                "count by run.steps_done, and keep other values by run.state(…)"
+            )
+        if same_epoch and (collected := looking.collected(sys._getframe())) is not None:
+            statement, place = collected
+            self._say(
+                f"the job goes on from a checkpoint in the middle of an epoch, and `{statement}` ({place}) gets the results of "
+                "the epoch's later loop bodies alone: write `for batch in batches:`, and keep the results in a list of "
+                "run.state(…) or as run.mean(…)"
+            )
         found = looking.lost(before, looking.now(sys._getframe()))
         if same_epoch and before_derived is not None and derived is not None:
             known = {each.name for each in found}
             found += [each for each in differences(before_derived, derived) if each.name not in known]
+        act = [each for each in found if looking.may_act(each)]
         self._tell(
-            found,
+            act,
             lambda found, names: (
                 "the job goes on from a checkpoint without values that its script keeps itself: "
                 f"{looking.sentences(found, ('the checkpoint', 'this start'))}. What only a log reads is said by "
                 f"run.local({names})"
+            ),
+        )
+        self._tell(
+            found,
+            lambda found, names: (
+                f"the job goes on from a checkpoint without what its script has kept in {looking.places(found[:NAMED])}. By the "
+                f"script's source, nothing that is trained or saved depends on that; run.local({names}) says so"
             ),
         )
 

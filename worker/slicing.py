@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .assigned import read_first
 from .kept import Difference, Kind, is_function_type, path_of_function
 from .syntax import (
     Function,
@@ -47,6 +48,7 @@ _CALLED = ("forward", "__call__")
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
 _ARGUMENT = re.compile(r"(\w+)\((\w+)\)(?:\[([^\]]*)\])?")
 _OF_TYPES = frozenset({"getattr", "hasattr", "isinstance", "len"})
+_COUNTING = frozenset({"count", "range", "trange"})
 _TRAINS = frozenset({"training"})  # attributes that have one value in all loop bodies
 _Leaving = ast.Return | ast.Continue | ast.Break | ast.Raise
 
@@ -131,6 +133,7 @@ class Slice:
         self._training: list[
             tuple[ast.For, ast.AST]
         ] = []  # loops of which each body computes a gradient, and their modules
+        self._loops: list[tuple[ast.For | ast.While, _Scope]] = []
         self._changes: dict[Key, list[Change]] = defaultdict(list)
         self._functions: dict[Key, ast.AST] = {}
         self._methods: dict[str, list[tuple[str, _Scope]]] = defaultdict(list)  # by name: classes and scopes
@@ -225,6 +228,58 @@ class Slice:
                 bound = [each for each in changes if loop.iter in each.tests and not _fills(each, key.name)]
                 if bound and len(bound) == len(changes) and self._is_bound_at_times(key, bound):
                     found.append((key.name, _module(bound[0].scope), bound[0].line))
+        return found
+
+    def left_in_pass(self, place: tuple[ast.AST, int]) -> list[tuple[Key, ast.AST, int]]:
+        """Return the variables, and attributes of the script's own classes, that bodies leave to later bodies of the same pass,
+        and on which the gradient or the end of the loop depends: key, and module and line of the change. The numbers that
+        a loop's header counts are among them.
+
+        place: where the pass begins, by module and line: at the header of the loop, or where its iterator is made.
+        """
+        module, line = place
+        around = [each for each in self._loops if _module(each[1]) is module and _reads_batches(each[0], line)]
+        loop, scope = max(around, key=lambda each: each[0].lineno, default=(None, None))
+        if loop is None or scope is None:
+            return []
+        header = loop.iter if isinstance(loop, ast.For) else loop.test
+        within = self._reached(loop.body, scope)
+        found = {}
+        counted = {scope.key(name): (module, loop.lineno) for name in counted_by(loop)}
+        left = {scope.key(name) for name in read_first(loop.body)}
+        for key in {**self._of_gradient, **self._of_end}:
+            changes = [each for each in self._changes.get(key, ()) if not each.of_part]
+            inside = [each for each in changes if header in each.tests or each.scope.node in within]
+            renewed = any(not each.made_of_itself and self._renews(each) for each in inside)
+            is_left = key in left or (key.owner in self._classes and not renewed)
+            own = [each for each in inside if each.reads and (key in left or each.made_of_itself)]
+            if key in counted:
+                found[key] = counted[key]
+            elif is_left and own:
+                found[key] = _module(own[0].scope), own[0].line
+        return [(key, *place) for key, place in found.items()]
+
+    def positions_of_bars(self) -> list[tuple[Key, ast.AST, int]]:
+        """Return the positions of progress bars on which the gradient depends, as `left_in_pass` returns keys."""
+        roots = {key.owner for key in self._of_gradient if isinstance(key.owner, str) and key.name == "n"}
+        made = [(key, each) for key, changes in self._changes.items() if f"{key.name}." in roots for each in changes]
+        bars = [
+            (key, each)
+            for key, each in made
+            if any(isinstance(one, ast.Call) and called_name(one) in ("tqdm", "trange") for one in each.reads)
+        ]
+        return [(key, _module(each.scope), each.line) for key, each in bars]
+
+    def _reached(self, body: Iterable[ast.stmt], scope: _Scope) -> set[ast.AST]:
+        """Return the script's own functions that these statements of a function or module call, directly or indirectly."""
+        found: set[ast.AST] = set()
+        todo: list[tuple[ast.AST, _Scope]] = [(each, scope) for each in body]
+        while todo:
+            node, scope = todo.pop()
+            for call in (each for each in walk(node) if isinstance(each, ast.Call)):
+                news = [inner for inner, _ in self._called(call, scope) if inner.node not in found]
+                found.update(each.node for each in news)
+                todo += [(each.node, each) for each in news]
         return found
 
     def _loops_at(self, places: Collection[tuple[ast.AST, int]]) -> list[ast.For]:
@@ -490,6 +545,8 @@ class Slice:
             return  # functions and methods are read by themselves
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             self._iterables.add(tests[-1])
+            if not isinstance(node, ast.AsyncFor):
+                self._loops.append((node, scope))
             if isinstance(node, ast.For) and _computes_gradients(node.body):
                 self._training.append((node, _module(scope)))
         for name in ("body", "orelse", "finalbody"):
@@ -808,6 +865,31 @@ def _computes_gradients(body: Iterable[ast.stmt]) -> bool:
         if any(isinstance(each.func, ast.Attribute) and each.func.attr == "backward" for each in calls):
             return True
     return False
+
+
+def _reads_batches(loop: ast.For | ast.While, line: int) -> bool:
+    """Return whether the loop's header is on this line, or the loop takes batches by `next()` from what is made there."""
+    if isinstance(loop, ast.For) and loop.lineno <= line <= (loop.iter.end_lineno or 0):
+        return True
+    calls = [each for each in walk(loop) if isinstance(each, ast.Call)]
+    return line <= (loop.end_lineno or 0) and any(called_name(each) == "next" and each.lineno >= line for each in calls)
+
+
+def counted_by(loop: ast.For | ast.While) -> Iterator[str]:
+    """Yield the variables that the header of a loop counts, by `enumerate`, `range` or `itertools.count`."""
+    if not isinstance(loop, ast.For):
+        return
+    targets = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
+    for call in (each for each in walk(loop.iter) if isinstance(each, ast.Call)):
+        match called_name(call):
+            case "enumerate":
+                counted = [True]
+            case "zip":
+                counted = [isinstance(each, ast.Call) and called_name(each) in _COUNTING for each in call.args]
+            case name:
+                counted = [name in _COUNTING and call is loop.iter]
+        pairs = zip(targets, counted, strict=False)
+        yield from (target.id for target, counts in pairs if counts and isinstance(target, ast.Name))
 
 
 def _module(scope: _Scope) -> ast.AST:

@@ -66,17 +66,17 @@ class Ranks:
 def restarted(ranks: Ranks, case: str, directory: Path, step: int) -> Outcome:
     """Train with two workers, and again with one from the checkpoint that is nearest to this step; a second one joins later."""
     ranks.train(case, [[0, [0, 1]]], checkpoints=str(directory))
-    written = _checkpoints(directory)
+    written = checkpoints(directory)
     kept = min((each for each in written if each < 19), key=lambda each: abs(each - step))
     for number, path in written.items():
         if number != kept:
             path.unlink()
     outcome = ranks.train(case, [[0, [0]], [20, [0, 1]]], checkpoints=str(directory))
-    assert min(_checkpoints(directory)) == kept, "the job has begun anew"
+    assert min(checkpoints(directory)) == kept, "the job has begun anew"
     return outcome
 
 
-def _checkpoints(directory: Path) -> dict[int, Path]:
+def checkpoints(directory: Path) -> dict[int, Path]:
     """The checkpoints by step."""
     return {int(path.stem.rpartition("-")[2]): path for path in directory.glob("*step-*.pt")}
 

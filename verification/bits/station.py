@@ -154,6 +154,12 @@ class Station:
         self._ask(Scale(job=JOB, share=None))  # triggers a decision at once
         self._work_off()
 
+    def preempt(self) -> None:
+        """Take all GPUs from the job and wait until its workers, which write a checkpoint, have ended."""
+        self.aim([])
+        while self.pids and not self.job.final:
+            self.turn()
+
     def grow(self, factor: int) -> None:
         """Let the controller ask for this factor of the batch, as if its Algorithm 1 had chosen it."""
         self.job.update(batch_factor=factor)

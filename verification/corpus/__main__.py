@@ -1,4 +1,4 @@
-"""python -m verification.corpus [--quick] [--only NAME,NAME] [--jobs 2] [--fixed | --as-written] [--write docs/reports/corpus.md]
+"""python -m verification.corpus [--story NAME] [--only NAME,NAME] [--jobs 2] [--fixed | --as-written] [--write FILE]
 
 Exit code 0: every script ended as the index expects, and none ended with other bits without a message.
 """
@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_compl
 from pathlib import Path
 
 from . import desk, pool, table
+from .course import STORIES
 from .index import BY_NAME, SCRIPTS
 from .verdict import Kind, Verdict
 
@@ -24,7 +25,7 @@ PAGE = Path("docs/reports/corpus.md")
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m verification.corpus", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one history for each script")
+    parser.add_argument("--story", choices=list(STORIES), help="this history alone, beside the one of a single worker")
     parser.add_argument("--only", default="", help="these scripts, with commas between them")
     parser.add_argument("--jobs", type=int, default=1, help="scripts at the same time")
     parser.add_argument("--as-written", action="store_true", help="without the versions that have the named line")
@@ -63,7 +64,7 @@ def main() -> int:
     try:
         with ProcessPoolExecutor(chosen.jobs, multiprocessing.get_context("spawn"), pool.begin) as processes:
             tasks = [
-                processes.submit(pool.run_script, str(work), name, fixed, chosen.quick) for name, fixed in versions
+                processes.submit(pool.run_script, str(work), name, fixed, chosen.story) for name, fixed in versions
             ]
             for task in as_completed(tasks):
                 verdicts.append(task.result())

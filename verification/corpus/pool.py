@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..bits.nursery import Nursery
 from . import worker
-from .course import ALONE, run_story, stories
+from .course import ALONE, STORIES, run_story
 from .index import BY_NAME
 from .verdict import Verdict, judge
 
@@ -18,8 +18,8 @@ def begin() -> None:
     _nursery = Nursery(worker.__name__).__enter__()
 
 
-def run_script(work: str, name: str, fixed: bool, quick: bool) -> Verdict:
-    """Run all histories of a script, in a process that has a nursery."""
+def run_script(work: str, name: str, fixed: bool, only: str | None) -> Verdict:
+    """Run all histories of a script, or only one beside ALONE, in a process that has a nursery."""
     assert _nursery is not None
     script = BY_NAME[name]
     directory = Path(work, f"{name}{'-fixed' if fixed else ''}")
@@ -27,7 +27,8 @@ def run_script(work: str, name: str, fixed: bool, quick: bool) -> Verdict:
     sources.mkdir(parents=True)
     script.write(sources, fixed)
     alone = run_story(_nursery, directory / "alone", sources, name, ALONE, script.fresh)
-    told = stories(quick) if alone.phase == "finished" else ()
+    stories = STORIES.values() if only is None else [STORIES[only]]
+    told = stories if alone.phase == "finished" else ()
     endings = [run_story(_nursery, directory / story.name, sources, name, story, script.fresh) for story in told]
     verdict = judge(script, fixed, alone, endings)
     if verdict.other_bits:

@@ -63,12 +63,11 @@ class Verdict:
 def judge(script: Script, fixed: bool, alone: Ending, endings: list[Ending]) -> Verdict:
     """Return the worst verdict over all histories."""
     every = [alone, *endings]
-    messages = [text for each in every for text in (*each.errors, *each.warnings)]
-    messages = [text for text in messages if not any(words in text for words in NO_NAMING)]
-    told = [text for text in messages if any(word in text for word in LIBRARY)]
+    messages = [text for each in every for text in _messages(each)]
+    told = [text for each in every for text in _told(each)]
     message = next((text for text in told if script.variable and script.variable in text), "")
     message = message or (told or messages or [each.reason for each in every if each.reason] or [""])[0]
-    other = [each.story for each in endings if each.phase == "finished" and _differ(each, alone)]
+    other = [each for each in endings if each.phase == "finished" and _differ(each, alone)]
     failed = [each for each in every if each.phase != "finished"]
     unlike = any(code in TOLD for each in every for code in each.codes.values())
     if failed:
@@ -76,13 +75,31 @@ def judge(script: Script, fixed: bool, alone: Ending, endings: list[Ending]) -> 
     elif unlike or (other and told):
         kind = Kind.NAMED
     else:
-        kind = Kind.SILENT if other else Kind.EQUAL
-    verdict = Verdict(script.name, fixed, kind, False, message=message, other_bits=other, endings=every)
+        kind = Kind.EQUAL
+    if not all(map(_is_unlike, other)):  # a message in another history does not help the user of this one
+        kind = Kind.SILENT
+    names = [each.story for each in other]
+    verdict = Verdict(script.name, fixed, kind, False, message=message, other_bits=names, endings=every)
     verdict.named = bool(script.variable) and any(script.variable in text for text in messages)
     verdict.missed = sum(each.missed for each in endings)
     verdict.seconds = sum(each.seconds for each in every)
     verdict.expected = _as_expected(verdict, Expected.EQUAL if fixed else script.expected)
     return verdict
+
+
+def _messages(ending: Ending) -> list[str]:
+    found = (*ending.errors, *ending.warnings)
+    return [text for text in found if not any(words in text for words in NO_NAMING)]
+
+
+def _told(ending: Ending) -> list[str]:
+    """Return the messages that are the library's."""
+    return [text for text in _messages(ending) if any(word in text for word in LIBRARY)]
+
+
+def _is_unlike(ending: Ending) -> bool:
+    """Return whether the history itself says that its result may differ."""
+    return bool(_told(ending)) or any(code in TOLD for code in ending.codes.values())
 
 
 def _differ(one: Ending, alone: Ending) -> bool:

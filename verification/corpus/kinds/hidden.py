@@ -304,4 +304,7 @@ SCRIPTS: tuple[Script, ...] = (
     Script("evaluation_counts_itself", FOUND, "correct"),
     Script("losses_in_comprehension", FOUND, "weight"),
     Script("trainer_and_callback_refer", FOUND, "trainer"),
+    Script("forward_bound_at_epoch", FOUND, "forward", "`if epoch >= 1:`", (("epoch == 1", "epoch >= 1"),)),
+    Script("class_patched_at_epoch", FOUND, "Net", "`if epoch >= 1:`", (("epoch == 1", "epoch >= 1"),)),
+    Script("pass_in_an_expression", FOUND, "losses"),
 )

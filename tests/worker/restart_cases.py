@@ -1,0 +1,89 @@
+"""Training loops with values that a restart from a checkpoint in the middle of an epoch loses. Each returns its last state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from training_cases import EPOCHS
+from unlike_cases import ended, prepared
+
+from elasticd.worker.run import Run
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def halved(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * x
+
+
+def forward_from_an_epoch_on(run: Run) -> list[Any]:
+    """A model of torch's own class gets another `forward`."""
+    model, optimizer, batches = prepared(run)
+    linear = model.forward
+    for epoch in run.epochs(EPOCHS):
+        if epoch == 1:
+            model.forward = lambda x: 0.5 * linear(x)  # type: ignore[method-assign]
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def method_from_an_epoch_on(run: Run) -> list[Any]:
+    """A class of the script's gets another method."""
+    model, optimizer, batches = prepared(run)
+    scaled = Scaled()
+    for epoch in run.epochs(EPOCHS):
+        if epoch == 1:
+            Scaled.forward = Scaled.halved  # type: ignore[method-assign]
+        for x, y in batches:
+            functional.cross_entropy(scaled(model(x)), y).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.total, self.number = 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.total += value
+        self.number += 1
+
+
+def numbers_within_an_epoch(run: Run) -> list[Any]:
+    """What each epoch begins anew, and bodies leave to later ones: numbers, an object, a count in the header."""
+    model, optimizer, batches = prepared(run)
+    for _ in run.epochs(EPOCHS):
+        baseline, meter, shown = 0.0, Meter(), 0.0
+        for i, (x, y) in enumerate(batches):
+            loss = functional.cross_entropy(model(x), y)
+            (loss / (1.0 + i + baseline + meter.total)).backward()
+            optimizer.step()
+            baseline = 0.9 * baseline + 0.1 * float(x.abs().mean())
+            meter.update(float(x.mean()))
+            shown += float(loss)
+    return ended(run, model)
+
+
+def losses_in_a_list(run: Run) -> list[Any]:
+    """The pass over the batches is within an expression."""
+    model, optimizer, batches = prepared(run)
+
+    def train_step(batch: Any) -> float:
+        x, y = batch
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for _ in run.epochs(EPOCHS):
+        losses = [train_step(batch) for batch in batches]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 / (1.0 + sum(losses))
+    return ended(run, model)
