@@ -162,8 +162,8 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
             f"draw from {whose} global generator, which the runtime seeds for each virtual worker, or "
             f"run.state({key}={holder})"
         )
-    bound = None in (difference.ones, difference.others) and is_function_type(node.type)
-    if bound or node.kind in (Kind.OTHER, Kind.MODEL) or node.type == "method" or node.is_class:  # functions, classes, and how a module computes
+    is_bound = None in (difference.ones, difference.others) and is_function_type(node.type)
+    if is_bound or node.kind in (Kind.OTHER, Kind.MODEL) or node.type == "method" or node.is_class:
         return "choose it in every epoch from the epoch: `if epoch >= 1:` in place of `if epoch == 1:`"
     if node.type == CACHE:
         return (

@@ -123,19 +123,22 @@ class Looking:
         place = self._sources.line_in(source.tree, found.lineno)
         return textwrap.shorten(ast.unparse(found), LONGEST, placeholder=" …"), str(place)
 
-    def left_behind(self, frame: FrameType | None, compared: Reach, in_pass: bool) -> dict[str, str]:
+    def left_behind(
+        self, frame: FrameType | None, compared: Reach, in_pass: bool, carried: Collection[str]
+    ) -> dict[str, str]:
         """Return the variables without a value to compare that a process which goes on from a checkpoint does not have, and on
         which, by the source, the gradient depends, each with the line: positions of progress bars, and, with in_pass, what
         earlier bodies of the present pass over the batches have left (`Slice.left_in_pass`).
 
-        frame: as for `collected`. compared: a look with the values that are compared one by one.
+        frame: as for `collected`. compared: a look with the values that are compared one by one. carried: as in
+        `Slice.left_in_pass`.
         """
         if (inner := loop_frame(frame)) is None or (sliced := self._sliced()) is None:
             return {}
         source = Source.read(inner.f_code.co_filename)
         found = sliced.positions_of_bars()
         if source is not None and in_pass:
-            found += sliced.left_in_pass((source.tree, inner.f_lineno or 0))
+            found += sliced.left_in_pass((source.tree, inner.f_lineno or 0), carried)
         kinds = {node.type for root in compared.names.values() for node in root.every() if not node.is_class}
         looked_at = compared.names.keys() - self.temporaries
         return {
@@ -395,10 +398,10 @@ class Looking:
         found = [] if self._begun is None else differences(self._begun, now)
         return [each for each in found if each.name != advice.MODE]
 
-    def carried_in_place(self, difference: Difference) -> bool | None:
+    def carried_in_place(self, difference: Difference, alone: bool = False) -> bool | None:
         """Return whether the variable of a value that changed between two passes is changed in place, rather than bound
         anew. None: its value is not to be carried, since it is each worker's own, the dataset's or a sampler's, or follows by
-        the source from what each worker's bodies have computed.
+        the source from what each worker's bodies have computed. alone: one worker has run all bodies, so that does not count.
         """
         every = [(variable_of(each.name), each.owners) for each in difference.by_each_name]
         names = [(name, owners[: name.count(".")]) for name, owners in every]
@@ -408,6 +411,8 @@ class Looking:
             return None
         if any(not self.samplers.isdisjoint(owners) for _, owners in every):
             return None
+        if alone:
+            return not any(self._sources.is_rebound(name, owners) for name, owners in names)
         if any(self._sources.is_changed_in_body(name, owners) for name, owners in names):
             return None
         if (sliced := self._sliced()) is None or sliced.follows_from_bodies(difference, self._loops_over_batches()):

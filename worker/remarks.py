@@ -9,6 +9,7 @@ was given up have changed it, and change it again; each worker's bodies change i
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -81,18 +82,17 @@ class Remarks:
                 "run.mean(…) in the body and run.means behind it, or keep the value by run.state(…)"
             )
 
-    def on_restart(self, was: Any, same_epoch: bool) -> None:
+    def on_restart(self, was: Any, same_epoch: bool, restored: Collection[str] = ()) -> None:
         """Remark on a restart from a checkpoint in a new process, before any loop body.
 
         was: `Looking.plain` of the worker that wrote the checkpoint. same_epoch: the checkpoint is from the middle of
-        the present epoch.
+        the present epoch. restored: last names of variables that the checkpoint contains (`ScriptVariables.restored`).
         """
         looking = self._looking
         (before, before_derived), derived = looking.of_plain(was), looking.derived
         looking.follow(before)
-        left = looking.left_behind(sys._getframe(), before, same_epoch)
-        counted = {name.rpartition(" ")[2].rpartition(".")[2] for name in self._counters()}  # which are carried
-        left = {name: place for name, place in left.items() if name not in counted}
+        carried = {*restored, *(re.split(r"[ .]", name)[-1] for name in self._counters())}
+        left = looking.left_behind(sys._getframe(), before, same_epoch, carried)
         if left:
             names = ", ".join(f"{name} ({place})" for name, place in list(left.items())[:NAMED])
             self._say(

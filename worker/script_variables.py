@@ -17,6 +17,9 @@ call a function with them that contains the loop over batches: `train_epoch(mode
 some on a joining worker, which began with their later values, then the small values that were bound there, and that
 bodies have not changed, come too. A time, and what differs by the worker's place (`is_leader`, `rank`), never come.
 
+*One worker.* As long as one worker has run all loop bodies, what they have changed is right, too. A checkpoint contains it,
+for the process that goes on from there; a worker that joins does not get it, since the bodies of both are others from then on.
+
 *How.* A value is set in the variable of the loop's function or module, or in the attribute of an object of the
 script's own. A list, dict, set or array that the script changes in place is filled in place, so that its other names
 see the change. An object under two names stays one. A tensor that shares memory with the model's, as in
@@ -26,7 +29,9 @@ as a dict in a list that has a name of its own, is not carried: its parts would 
 
 from __future__ import annotations
 
+import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +47,7 @@ from .crosscheck import SHARE_OF_EPOCH
 from .frames import Variable, find
 from .kept import Difference, Kind, Reach, differences, variable_of
 from .looking import Looking
-from .own_code import variables_in
+from .own_code import attributes_of, directories, module_of, own_names, variables_in
 from .packed_variables import Packing, Unpacking
 from .state.script_state import put
 
@@ -51,7 +56,8 @@ _KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GE
 _AT_BEGIN = "0 "  # prefix of variables that code at the epoch's beginning has bound
 
 _SMALL = (type(None), bool, int, float, complex, str, bytes, numpy.generic)
-_MOST_ITEMS = 32  # of a container or tensor that follows from variables
+MOST_ITEMS = 32  # of a container or tensor that follows from variables
+MOST_ALONE = 4096  # of one that an epoch begins anew, as long as one worker has run all loop bodies
 
 # By name: whether the value is filled in place, or the increment of a counter in each body; the packed value, or the name of
 # the variable that has the same object; and the packed value of the epoch's beginning (None: the same, False: not known).
@@ -76,6 +82,11 @@ class ScriptVariables:
         self._counters = counters
         self._modules = modules
         self._device = device
+        self.alone = True  # whether this worker has run all loop bodies of the job so far
+        self._is_only = True  # whether it trains alone now
+        self._of_one: dict[
+            str, bool
+        ] = {}  # variables that bodies of the only worker change; whether they are filled in place
         self._in_pass = False
         self._begun: Reach | None = None  # the script's values where the present pass began; None: not looked at
         self._passes = 0
@@ -90,6 +101,12 @@ class ScriptVariables:
         # Of the variables to carry, and of those of functions between the loops, where the present pass began
         self._texts: dict[str, bytes | None] = {}
         self._coming: tuple[int, Values] | None = None  # values for the pass over this epoch
+        self.restored: frozenset[str] = frozenset()  # last names of the variables of `give_alone` in the checkpoint
+
+    def enter(self, workers: int) -> None:
+        """Enter a generation with so many workers."""
+        self._is_only = workers == 1
+        self.alone &= self._is_only
 
     def epoch_begins(self, epoch: int) -> None:
         """Begin the epoch: its code before the batches has the variables of the received state, as they were there."""
@@ -99,7 +116,8 @@ class ScriptVariables:
             self._look()
         packing = Packing(self._modules())
         self._at_begin = {
-            name: (packing.text(variable), packing.without_tensors(variable)) for name, variable in self._present()
+            name: (packing.text(variable), packing.without_tensors(variable))
+            for name, variable in (*self._present(), *self._changed_alone())
         }
 
     def pass_begins(self, epoch: int) -> None:
@@ -122,6 +140,9 @@ class ScriptVariables:
         made = [Difference(name, node, node) for name, node in self._looking.made_at_epochs.items()]
         for each in (*self._looking.since_begin(now), *made):
             self._judge(each)
+            if self.alone:
+                in_place = self._looking.carried_in_place(each, alone=True) if each.node.kind in _KINDS else None
+                self._of_one |= {} if in_place is None else dict.fromkeys(_names(each), in_place)
         self._sharing = {name for pair in now.shared if not _is_alias(*pair) for name in map(_variable, pair)}
         self._looked_at_s = time.thread_time()
         self._look_took_s = self._looked_at_s - began_s
@@ -129,7 +150,7 @@ class ScriptVariables:
 
     def _texts_now(self) -> dict[str, bytes | None]:
         packing = Packing(self._modules())
-        return {name: packing.text(variable) for name, variable in (*self._present(), *self._within())}
+        return {name: packing.text(variable) for name, variable in (*self._present(), *self._within(self.alone))}
 
     def _present(self) -> Iterator[tuple[str, Variable]]:
         """Yield the variables to carry. Those that the script has registered by functions travel as registered values do."""
@@ -141,16 +162,42 @@ class ScriptVariables:
             if (variable := find(frame, name)) is not None:
                 yield name, variable
 
-    def _within(self) -> Iterator[tuple[str, Variable]]:
-        """Yield the small plain variables that code at the epoch's beginning has bound, and of functions between the loops."""
+    def _changed_alone(self) -> Iterator[tuple[str, Variable]]:
+        """Yield the variables that bodies change, too, as long as one worker has run all of them."""
+        frame, registered = self._looking.frame(sys._getframe()), self._looking.state.registered.mentioned()
+        if frame is None or not self.alone:
+            return
+        for name in self._of_one:
+            is_carried = name not in self._sharing and name.rpartition(".")[2] not in registered
+            variable = find(frame, name) if is_carried else None
+            if variable is not None and not isinstance(
+                variable.owner, threading.Thread
+            ):  # which may have read it before
+                yield name, variable
+
+    def _within(self, alone: bool) -> Iterator[tuple[str, Variable]]:
+        """Yield the small plain variables that code at the epoch's beginning has bound, and of functions between the loops.
+
+        alone: larger ones, too, and attributes of objects.
+        """
         frames = self._looking.frames(sys._getframe())
         outer = [(name, find(frames[0][1], name)) for name in self._looking.temporaries] if frames else []
         found = [(f"{_AT_BEGIN}{name}", variable) for name, variable in outer if variable is not None]
         for prefix, frame in frames[1:]:
             found += [(prefix + name, Variable(frame, name, value)) for name, value in variables_in(frame).items()]
+        if alone:
+            found += [each for pair in found for each in self._attributes(*pair)]
+        most = MOST_ALONE if alone else MOST_ITEMS
         for name, variable in found:
-            if _is_small(variable.value) and not self._looking.is_own(variable.name):
+            if _is_small(variable.value, most) and not self._looking.is_own(variable.name):
                 yield name, variable
+
+    def _attributes(self, name: str, variable: Variable) -> Iterator[tuple[str, Variable]]:
+        """Yield the attributes of an object of a class of the script's own."""
+        value, kind = variable.value, type(variable.value)
+        if module_of(kind) in own_names(directories()) and not isinstance(value, type | torch.nn.Module):
+            for attribute, inner in attributes_of(value, kind).items():
+                yield f"{name}.{attribute}", Variable(value, attribute, inner)
 
     def pass_ends(self) -> None:
         """Take note that the script's code between two epochs begins."""
@@ -170,11 +217,26 @@ class ScriptVariables:
         if not self._in_pass or (self._begun is None and not looks):
             return None
         kept = self._note(self._look())
-        packing = Packing(self._modules())
         counters = {name: (variable, by) for name, variable, by in self._counters.present()}
-        found = dict(self._present()) | {name: variable for name, variable in self._within() if name in kept}
+        found = dict(self._present()) | {name: variable for name, variable in self._within(False) if name in kept}
         found |= {name: variable for name, (variable, _) in counters.items()}
-        how = self._carried | {name: by for name, (_, by) in counters.items()}
+        return self._packed(found, self._carried | {name: by for name, (_, by) in counters.items()})
+
+    def give_alone(self, given: Values) -> Values | None:
+        """Return the values of further variables, for a checkpoint: those that bodies change, also those that an epoch begins
+        anew if they are small. None: other workers have run some bodies, or there is no pass.
+
+        given: the values that `give` has returned before.
+        """
+        if not self.alone or not self._in_pass:
+            return None
+        begun, texts = self._texts, self._texts_now()
+        found = dict(self._changed_alone())
+        found |= {name: each for name, each in self._within(True) if name in begun and begun[name] != texts.get(name)}
+        return self._packed({name: each for name, each in found.items() if name not in given}, self._of_one)
+
+    def _packed(self, found: Mapping[str, Variable], how: Mapping[str, bool | int | None]) -> Values:
+        packing = Packing(self._modules())
         given: dict[str, Sequence[Any]] = {}
         firsts: dict[int, str] = {}  # names of objects that have another name, too
         for name, variable in found.items():
@@ -206,8 +268,15 @@ class ScriptVariables:
                 self._of_bodies.update(names)
         return kept
 
-    def come(self, epoch: int, values: Values | None, at_once: bool) -> None:
-        """Take over the values of a received state of this epoch. at_once: the script is in the pass over it."""
+    def come(self, epoch: int, values: Values | None, alone: Values | None, at_once: bool) -> None:
+        """Take over the values of a received state of this epoch.
+
+        alone: of `give_alone`, if the state is from a checkpoint. at_once: the script is in the pass over it.
+        """
+        self.alone = alone is not None and self._is_only
+        self.restored = frozenset(re.split(r"[ .]", name)[-1] for name in alone or ())
+        self._of_one |= {name: how is True for name, (how, _, _) in (alone or {}).items() if " " not in name}
+        values = values if not alone else {**alone, **(values or {})}
         self._coming = None if values is None else (epoch, values)
         if values is not None and at_once and self._in_pass:
             self._note(self._looking.now(sys._getframe()))
@@ -230,11 +299,15 @@ class ScriptVariables:
         before = [packing.text(variable) for _, variable in present]
         self._bind(values, present)
         stale = before != [packing.text(variable) for _, variable in self._present_of(values)]
-        within = [*(self._within() if stale else ()), *((name, each) for name, each, _ in self._counters.present())]
+        within = [
+            *(self._within(bool(self.restored)) if stale or self.restored else ()),
+            *((name, each) for name, each, _ in self._counters.present()),
+        ]
         self._bind(
             values, [each for each in within if each[0] in values and packing.packed(each[1]) != values[each[0]][1]]
         )
-        self._looking.look_at_derived(sys._getframe())
+        if not self.restored:  # otherwise bodies have changed some of the values since
+            self._looking.look_at_derived(sys._getframe())
 
     def _present_of(self, values: Values) -> list[tuple[str, Variable]]:
         """Return those of the loop's variables that this script has."""
@@ -253,7 +326,7 @@ class ScriptVariables:
         for name, variable in variables:
             how, packed, begin = values[name]
             in_place = how is True
-            if " " not in name:
+            if " " not in name and name not in self._of_one:
                 self._carried.setdefault(name, in_place)
             if at_begin and begin is not None:
                 packed = begin
@@ -293,14 +366,15 @@ def _variable(name: str | None) -> str:
     return "" if name is None else variable_of(name)
 
 
-def _is_small(value: Any) -> bool:
-    """Return whether a value is a small one of plain values and tensors."""
+def _is_small(value: Any, items: int) -> bool:
+    """Return whether a value consists of plain values and tensors, with at most so many items each."""
     if type(value) is torch.Tensor:
-        return value.numel() <= _MOST_ITEMS and not value.requires_grad
+        return value.numel() <= items and not value.requires_grad
     if isinstance(value, dict):
-        return type(value) is dict and len(value) <= _MOST_ITEMS and all(map(_is_small, (*value, *value.values())))
+        inner: tuple[Any, ...] = (*value, *value.values())
+        return type(value) is dict and len(value) <= items and all(_is_small(each, items) for each in inner)
     if isinstance(value, list | tuple):
-        return type(value) in (list, tuple) and len(value) <= _MOST_ITEMS and all(map(_is_small, value))
+        return type(value) in (list, tuple) and len(value) <= items and all(_is_small(each, items) for each in value)
     return isinstance(value, _SMALL)
 
 

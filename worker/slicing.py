@@ -230,12 +230,13 @@ class Slice:
                     found.append((key.name, _module(bound[0].scope), bound[0].line))
         return found
 
-    def left_in_pass(self, place: tuple[ast.AST, int]) -> list[tuple[Key, ast.AST, int]]:
+    def left_in_pass(self, place: tuple[ast.AST, int], carried: Collection[str]) -> list[tuple[Key, ast.AST, int]]:
         """Return the variables, and attributes of the script's own classes, that bodies leave to later bodies of the same pass,
         and on which the gradient or the end of the loop depends: key, and module and line of the change. The numbers that
         a loop's header counts are among them.
 
-        place: where the pass begins, by module and line: at the header of the loop, or where its iterator is made.
+        place: where the pass begins, by module and line: at the header of the loop, or where its iterator is made. carried:
+        names of variables, and of attributes, to leave out: the process has their values.
         """
         module, line = place
         around = [each for each in self._loops if _module(each[1]) is module and _reads_batches(each[0], line)]
@@ -246,7 +247,12 @@ class Slice:
         within = self._reached(loop.body, scope)
         found = {}
         counted = {scope.key(name): (module, loop.lineno) for name in counted_by(loop)}
-        left = {scope.key(name) for name in read_first(loop.body)}
+        given = (
+            {each.id for each in walk(loop.target) if isinstance(each, ast.Name)}
+            if isinstance(loop, ast.For)
+            else set()
+        )
+        left = {scope.key(name) for name in read_first(loop.body) - given}
         for key in {**self._of_gradient, **self._of_end}:
             changes = [each for each in self._changes.get(key, ()) if not each.of_part]
             inside = [each for each in changes if header in each.tests or each.scope.node in within]
@@ -255,7 +261,7 @@ class Slice:
             own = [each for each in inside if each.reads and (key in left or each.made_of_itself)]
             if key in counted:
                 found[key] = counted[key]
-            elif is_left and own:
+            elif is_left and own and key.name not in carried:
                 found[key] = _module(own[0].scope), own[0].line
         return [(key, *place) for key, place in found.items()]
 
@@ -579,6 +585,8 @@ class Slice:
                     if function.attr == "step" and isinstance(stem := _stem(function.value), ast.Name | ast.Attribute):
                         self._stepped.update(self._keys_of(stem, scope))
                     self._note(function.value, arguments, scope, tests, made_of_itself=not empties, empties=empties)
+                    if function.attr == "step" and arguments:  # of a scheduler: a value by which it sets options
+                        self._sinks.append(Change(arguments, scope, tests, False, False))
             elif isinstance(function, ast.Name) and function.id == "next" and arguments:
                 self._note(arguments[0], (), scope, tests, made_of_itself=True)
             elif isinstance(function, ast.Name) and function.id == "setattr" and arguments:  # some attribute

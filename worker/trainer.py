@@ -473,7 +473,8 @@ class Trainer:
             self._variables.pass_begins(self.script.epoch)
         if (was := self.held.script_was) is not None:
             self.held.script_was = None
-            self._remarks.on_restart(was, same_epoch=self.held.state_epoch == self.script.epoch)
+            restored = self._variables.restored if self._variables is not None else ()
+            self._remarks.on_restart(was, self.held.state_epoch == self.script.epoch, restored)
         if self.held.owes_functions:
             self._first = self.step_boundary.call_functions()
 
@@ -745,6 +746,8 @@ class Trainer:
             divided.enter(workers, [each.gpu.server for each in members], entered.rank)
         elif divided is not None:
             divided.enter(workers, entered.rank, {each.target_rank for each in entered.transfers})
+        if self._variables is not None:
+            self._variables.enter(self.world_size)
         self.comparison.enter(entered)
         self._cross_check.enter(entered, communicator)
         if self.saves is not None:

@@ -57,17 +57,31 @@ class Meter:
 
 
 def numbers_within_an_epoch(run: Run) -> list[Any]:
-    """What each epoch begins anew, and bodies leave to later ones: numbers, an object, a count in the header."""
+    """What each epoch begins anew, and bodies leave to later ones: a number, an object, a list; and one of the whole loop."""
     model, optimizer, batches = prepared(run)
+    reward = 1.0
     for _ in run.epochs(EPOCHS):
-        baseline, meter, shown = 0.0, Meter(), 0.0
-        for i, (x, y) in enumerate(batches):
+        baseline, meter, seen = 0.0, Meter(), [0.5]
+        for x, y in batches:
             loss = functional.cross_entropy(model(x), y)
-            (loss / (1.0 + i + baseline + meter.total)).backward()
+            (loss * reward / (1.0 + baseline + meter.total + seen[-1])).backward()
             optimizer.step()
             baseline = 0.9 * baseline + 0.1 * float(x.abs().mean())
+            reward = 0.9 * reward + 0.1 * baseline
             meter.update(float(x.mean()))
-            shown += float(loss)
+            seen.append(abs(float(x[0, 0])))
+    return ended(run, model)
+
+
+def number_in_the_header(run: Run) -> list[Any]:
+    model, optimizer, batches = prepared(run)
+    for _ in run.epochs(EPOCHS):
+        shown = 0.0
+        for i, (x, y) in enumerate(batches):
+            loss = functional.cross_entropy(model(x), y)
+            (loss / (1.0 + i)).backward()
+            optimizer.step()
+            shown += loss.item()
     return ended(run, model)
 
 

@@ -27,6 +27,7 @@ from .training_state import DIVISION, TrainingState
 from .values import ScriptValues
 
 SCRIPT = "script"  # key in a checkpoint's header: the script's own variables, by name
+ALONE = "alone"  # likewise: variables that bodies change, of a worker that has run all of them; absent: others have run some
 VARIABLES = "variables"  # likewise: variables that the script did not declare, with their values
 KEYS = "keys"  # likewise: the keys of `state_dict`, with which the state is exported
 
@@ -175,7 +176,7 @@ class HeldState:
         self.owes_functions = bool(header["counters"].get("owes_functions", 0))
         self._is_of(epoch)
         if self.variables is not None:
-            self.variables.come(epoch, header.get(VARIABLES), at_once=self._taken is None)
+            self.variables.come(epoch, header.get(VARIABLES), header.get(ALONE), at_once=self._taken is None)
         return applied, epoch
 
     def take_changes(self, epoch: int, changes: dict[str, Any]) -> None:
@@ -293,6 +294,8 @@ class HeldState:
                 description[3] = "device"
         seen = {} if SCRIPT in header else {SCRIPT: self.looks()}
         given = {**self.to_give(header), **seen, KEYS: self.parts.keys()}
+        if self.variables is not None and (alone := self.variables.give_alone(given.get(VARIABLES, {}))) is not None:
+            given[ALONE] = alone
         self._writer.save(save, given, tensors, mutable=self.parts.changing(tensors))
 
     def interlude_begins(self, after_step: bool, interruptible: bool = True) -> None:
