@@ -38,8 +38,16 @@ class Variables(Protocol):
     def give(self, looks: bool) -> Mapping[str, Any] | None:
         """Return the present values for a header; None: there are none. looks: look for variables that have begun to change."""
 
-    def come(self, epoch: int, values: Mapping[str, Any] | None, at_once: bool) -> None:
-        """Take over the values of a received state of this epoch. at_once: the script is in the pass over it."""
+    def give_alone(self, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return further values, for a checkpoint of a worker that has run all loop bodies; None: others have run some."""
+
+    def come(
+        self, epoch: int, values: Mapping[str, Any] | None, alone: Mapping[str, Any] | None, at_once: bool
+    ) -> None:
+        """Take over the values of a received state of this epoch.
+
+        alone: of `give_alone`, if the state is from a checkpoint. at_once: the script is in the pass over it.
+        """
 
     def pass_ends(self) -> None:
         """Take note that the script's code between two epochs begins."""
