@@ -13,7 +13,7 @@ import ast
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -21,14 +21,21 @@ from typing import Any
 from ..protocol.errors import PeerError
 from . import advice, collecting
 from .assigned import LONGEST, Source, Sources
-from .kept import Difference, Kind, Node, Reach, differences, root_of, variable_of
+from .kept import CACHE, Difference, Kind, Node, Reach, differences, root_of, variable_of
 from .own_code import consumers, directories, is_own_file, loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
 from .save_calls import is_part, names_place
 from .slicing import Key, Slice
 from .state.training_state import TrainingState
+from .syntax import called_name, walk
 
 ENVIRONMENT = "os.environ"
+DRAWS = frozenset(
+    """
+    rand randn rand_like randn_like randint randperm random uniform normal choice choices shuffle permutation sample bernoulli
+    multinomial standard_normal gauss integers
+    """.split()  # noqa: SIM905
+)
 _DRAWING = frozenset({"__init__", "__iter__", "set_epoch"})  # methods of a sampler
 
 
@@ -51,6 +58,7 @@ class Looking:
     known: frozenset[int] = frozenset()
     batch_size: int | None = None  # of one virtual worker
     samplers: frozenset[str] = frozenset()  # classes of the samplers that give the order of an epoch
+    reads_ahead: bool = False  # whether processes with copies of the dataset read
     limits: Limits = field(default_factory=Limits)
     _code: CodeType | None = None  # of the function or module that contains the loop
     _sources: Sources = field(default_factory=lambda: Sources(None))
@@ -138,7 +146,7 @@ class Looking:
         source = Source.read(inner.f_code.co_filename)
         found = sliced.positions_of_bars()
         if source is not None and in_pass:
-            found += sliced.left_in_pass((source.tree, inner.f_lineno or 0), carried)
+            found += sliced.left_in_pass((source.tree, inner.f_lineno or 0), {*carried, *self._carried})
         kinds = {node.type for root in compared.names.values() for node in root.every() if not node.is_class}
         looked_at = compared.names.keys() - self.temporaries
         return {
@@ -199,8 +207,19 @@ class Looking:
         A dataset with a method `set_epoch` may derive its own values there, and in a new process it has not received
         the epoch yet: such values do not count, unless a line of the loop changes them.
         """
-        found = [each for each in differences(theirs, mine) if each.changed and each.name != advice.MODE]
+        found = [each for each in differences(theirs, mine) if each.changed or self._caches_random(each)]
+        found = [each for each in found if each.name != advice.MODE]
         return [each for each in found if not self._is_set_by_epoch(each)]
+
+    def _caches_random(self, difference: Difference) -> bool:
+        """Return whether the value is a cache of a function that draws random numbers: entries do not follow from arguments."""
+        if difference.node.type != CACHE:
+            return False
+        name = difference.name.rpartition(".")[2]
+        functions = [node for tree in self.trees for node in walk(tree) if getattr(node, "name", None) == name]
+        return any(
+            isinstance(call, ast.Call) and called_name(call) in DRAWS for each in functions for call in walk(each)
+        )
 
     def _is_set_by_epoch(self, difference: Difference) -> bool:
         """Return whether the value belongs to a dataset that may derive it in `set_epoch`, and no line of the loop changes it."""
@@ -302,7 +321,8 @@ class Looking:
         container outside of modules, nothing does that the source shows not to.
         """
         of_values = difference.node.kind in (Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY)
-        if not of_values or difference.in_model or difference.in_module or self._sliced() is None:
+        unknown = difference.in_model or difference.in_module or difference.node.type == CACHE
+        if not of_values or unknown or self._sliced() is None:
             return True
         return self.matters(difference) or self.depends(difference)
 
@@ -398,6 +418,11 @@ class Looking:
         found = [] if self._begun is None else differences(self._begun, now)
         return [each for each in found if each.name != advice.MODE]
 
+    def bound_since(self, now: Reach) -> list[str]:
+        """Return the variables that bodies have bound for the first time since the loop's beginning (`Sources.sometimes`)."""
+        begun = {} if self._begun is None else self._begun.names
+        return [name for name in now.names if name in self._sources.sometimes and name not in begun]
+
     def carried_in_place(self, difference: Difference, alone: bool = False) -> bool | None:
         """Return whether the variable of a value that changed between two passes is changed in place, rather than bound
         anew. None: its value is not to be carried, since it is each worker's own, the dataset's or a sampler's, or follows by
@@ -438,6 +463,21 @@ class Looking:
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
         """Return the dataset's values that the loop has changed since it began. frame: as for `now`."""
         return [each for each in self.changed(frame) if _is_of_data(each)]
+
+    def changed_copies(self, before: Reach) -> list[Difference]:
+        """Return the dataset's values that lines of the loop had changed when `before` was taken, if processes read that have
+        copies of the dataset from before the change: those of another process may have other copies.
+        """
+
+        def changed(name: str, node: Node, owners: tuple[str, ...], holders: tuple[Kind, ...]) -> Iterator[Difference]:
+            if node.changed and not node.parts:
+                yield Difference(name, node, node, owners, holders)
+            for label, part in node.parts.items():
+                yield from changed(name + label, part, (*owners, node.type), (*holders, node.kind))
+
+        roots = before.names.items() if self.reads_ahead else ()
+        found = [each for name, node in roots if node.kind is Kind.DATA for each in changed(name, node, (), ())]
+        return [each for each in found if self._is_changed_in_loop(each)]
 
     def places(self, found: Sequence[Difference]) -> str:
         """Return these names, each with the line that changes it."""

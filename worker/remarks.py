@@ -99,6 +99,13 @@ class Remarks:
                 f"the job goes on from a checkpoint without what earlier loop bodies have left to later ones in {names}: "
                 "count by run.steps_done, and keep other values by run.state(…)"
             )
+        if copies := [each for each in looking.changed_copies(before) if each.whole not in self._told]:
+            self._told |= {each.whole for each in copies}
+            self._say(
+                f"the job goes on from a checkpoint, and the loop had changed {looking.places(copies[:NAMED])} of the dataset, "
+                "which processes that read ahead do not see until they begin anew, as now: derive it from the epoch in the "
+                "dataset's set_epoch(epoch)"
+            )
         if same_epoch and (collected := looking.collected(sys._getframe())) is not None:
             statement, place = collected
             self._say(

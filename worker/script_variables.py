@@ -33,6 +33,7 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -143,6 +144,8 @@ class ScriptVariables:
             if self.alone:
                 in_place = self._looking.carried_in_place(each, alone=True) if each.node.kind in _KINDS else None
                 self._of_one |= {} if in_place is None else dict.fromkeys(_names(each), in_place)
+        if self.alone:
+            self._of_one |= dict.fromkeys(self._looking.bound_since(now), False)
         self._sharing = {name for pair in now.shared if not _is_alias(*pair) for name in map(_variable, pair)}
         self._looked_at_s = time.thread_time()
         self._look_took_s = self._looked_at_s - began_s
@@ -233,7 +236,13 @@ class ScriptVariables:
         begun, texts = self._texts, self._texts_now()
         found = dict(self._changed_alone())
         found |= {name: each for name, each in self._within(True) if name in begun and begun[name] != texts.get(name)}
-        return self._packed({name: each for name, each in found.items() if name not in given}, self._of_one)
+        owners: dict[int, set[str]] = {}
+        for name, variable in found.items():
+            for part in _containers(variable.value):
+                owners.setdefault(id(part), set()).add(name)
+        shared = {name for names in owners.values() if len(names) > 1 for name in names}
+        how = {name: self._of_one.get(name, isinstance(each.value, list | dict | set)) for name, each in found.items()}
+        return self._packed({name: each for name, each in found.items() if name not in {*given, *shared}}, how)
 
     def _packed(self, found: Mapping[str, Variable], how: Mapping[str, bool | int | None]) -> Values:
         packing = Packing(self._modules())
@@ -313,7 +322,16 @@ class ScriptVariables:
         """Return those of the loop's variables that this script has."""
         frame = self._looking.frame(sys._getframe())
         names = [] if frame is None else [name for name in values if " " not in name]
-        found = [(name, find(frame, name) or _inherited(frame, name)) for name in names if frame is not None]
+        found = [
+            (
+                name,
+                find(frame, name)
+                or _inherited(frame, name)
+                or (_unbound(frame, name) if name in self._of_one else None),
+            )
+            for name in names
+            if frame is not None
+        ]
         return [(name, variable) for name, variable in found if variable is not None]
 
     def _bind(self, values: Values, variables: Sequence[tuple[str, Variable]], at_begin: bool = False) -> None:
@@ -357,6 +375,20 @@ def _inherited(frame: FrameType, name: str) -> Variable | None:
     return None if variable is None else replace(variable, value=None)
 
 
+def _unbound(frame: FrameType, name: str) -> Variable | None:
+    """Return a variable of the loop's function or module, or an attribute of an object of the script's own, without a value."""
+    root, _, attribute = name.rpartition(".")
+    if not root:
+        owner = frame.f_globals if frame.f_locals is frame.f_globals else frame
+        return Variable(owner, name, None) if owner is not frame or name in frame.f_code.co_varnames else None
+    holder = find(frame, root)
+    return (
+        None
+        if holder is None or module_of(type(holder.value)) not in own_names(directories())
+        else Variable(holder.value, attribute, None)
+    )
+
+
 def _is_alias(first: str | None, second: str | None) -> bool:
     """Return whether both paths are variables, so that one object has two names, rather than being a part of a value."""
     return first is not None and second is not None and variable_of(first) == first and variable_of(second) == second
@@ -364,6 +396,18 @@ def _is_alias(first: str | None, second: str | None) -> bool:
 
 def _variable(name: str | None) -> str:
     return "" if name is None else variable_of(name)
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """Yield the value, and each part of it once, that may change in place."""
+    todo, seen = [value], set()
+    while todo:
+        each = todo.pop()
+        if id(each) in seen or not isinstance(each, torch.Tensor | numpy.ndarray | list | dict | set | tuple | deque):
+            continue
+        seen.add(id(each))
+        yield each
+        todo += each.values() if isinstance(each, dict) else each if isinstance(each, list | tuple | deque) else ()
 
 
 def _is_small(value: Any, items: int) -> bool:

@@ -257,6 +257,8 @@ class Slice:
             changes = [each for each in self._changes.get(key, ()) if not each.of_part]
             inside = [each for each in changes if header in each.tests or each.scope.node in within]
             renewed = any(not each.made_of_itself and self._renews(each) for each in inside)
+            if key in self._stepped:
+                continue
             is_left = key in left or (key.owner in self._classes and not renewed)
             own = [each for each in inside if each.reads and (key in left or each.made_of_itself)]
             if key in counted:

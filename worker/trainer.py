@@ -34,6 +34,7 @@ from .compiled import Compiled
 from .crosscheck import CrossCheck
 from .data.choice import Feed
 from .data.likeness import Likeness, Unlike
+from .data.loading import Loader
 from .driver import Control
 from .events import (
     Arrived,
@@ -143,6 +144,7 @@ class Trainer:
             known=leave_out(known),
             batch_size=getattr(feed.sampling, "batch_size", None),
             samplers=frozenset(type(each).__name__ for each in feed.samplers),
+            reads_ahead=isinstance(feed.batching, Loader) and feed.batching.reads_ahead,
         )
         self._counters = BodyCounters(self._looking) if self._compares else None
         self._variables: ScriptVariables | None = None  # None: not carried, or the loop has not begun

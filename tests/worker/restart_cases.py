@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -70,6 +71,37 @@ def numbers_within_an_epoch(run: Run) -> list[Any]:
             reward = 0.9 * reward + 0.1 * baseline
             meter.update(float(x.mean()))
             seen.append(abs(float(x[0, 0])))
+    return ended(run, model)
+
+
+def list_in_a_history(run: Run) -> list[Any]:
+    """A list that an epoch begins anew is also an item of a history, which is returned."""
+    model, optimizer, batches = prepared(run)
+    history: list[list[float]] = []
+    for _ in run.epochs(EPOCHS):
+        losses: list[float] = []
+        history.append(losses)
+        for x, y in batches:
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            losses.append(float(x.mean()))
+    run.finish()
+    return [{"sums": torch.tensor([sum(each) for each in history])}]
+
+
+@functools.cache
+def drawn(label: int) -> torch.Tensor:
+    return torch.rand(())
+
+
+def cache_of_draws(run: Run) -> list[Any]:
+    """A function's cache with random numbers: which body draws them depends on where the process has begun."""
+    model, optimizer, batches = prepared(run)
+    drawn.cache_clear()
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            (drawn(int(y[0])) * functional.cross_entropy(model(x), y)).backward()
+            optimizer.step()
     return ended(run, model)
 
 

@@ -90,6 +90,11 @@ class Loader:
         self._under_way: set[tuple[int, int]] = set()  # requested, not yet received
         self._stock: dict[tuple[int, int], Any] = {}  # received before it was needed
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether other processes read, with copies of the dataset of their own."""
+        return self._options.num_workers > 0
+
     def assign(self, step: int, hosted: range, end: int | None) -> None:
         """Read for the virtual workers `hosted`, in ascending order, from `step` on until step `end`."""
         assert end is not None, "data with an index has a known number of steps"
