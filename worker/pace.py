@@ -2,7 +2,8 @@
 
 Each worker has one integer of the word, of which the maximum over all workers is its own value, since the others
 contribute nothing there. It carries two times of the step before. The first is the time of the worker's own part: from
-the step's beginning until all computation that needs no other worker is done (on a device: `communicator.part_issued`).
+the step's beginning until all computation that needs no other worker is done (on a device: `communicator.part_issued`),
+and the rest of the last loop body of the step before, behind the update: a body's code may be there as well.
 The second is its wait for the others, until the word has come. `training.stragglers` judges these times. If the leader
 wants another hosting, it announces that in a payload of the next step. All workers read this payload, and use the new
 hosting from the step after.
@@ -35,6 +36,8 @@ class Pace:
         self._own = NOT_MEASURED  # of the step before
         self._counts = False
         self._at = self._own_s = self._waited_s = 0.0
+        self._applied_at: float | None = None  # the end of the update, until the script's body around it has ended
+        self._rest_s = 0.0  # of the last loop body of the step before, behind the update
 
     @property
     def slots(self) -> int:
@@ -45,13 +48,14 @@ class Pace:
         """Begin a generation with `size` workers. leader: the leader's rank."""
         self._rank, self._size, self._leader = rank, size, leader
         self._own, self.times = NOT_MEASURED, ()
+        self._applied_at, self._rest_s = None, 0.0
 
     # -- a step
 
     def begin(self, wanted: tuple[int, ...]) -> None:
         """Begin a step. wanted: the hosting that this worker, the leader, wants; empty: the present one."""
         self._wanted, self.hosting, self._counts = wanted, (), False
-        self._own_s = self._waited_s = 0.0
+        self._own_s, self._rest_s, self._waited_s = self._rest_s, 0.0, 0.0
         self._at = self._clock()
 
     def counts(self) -> None:
@@ -75,6 +79,16 @@ class Pace:
         self.others_came()
         counts = self._counts and self._size > 1
         self._own = packed(self._own_s, self._waited_s) if counts else NOT_MEASURED
+
+    def applied(self) -> None:
+        """Note that the step is applied: the script goes on behind the update."""
+        self._applied_at = self._clock()
+
+    def bodies_end(self) -> None:
+        """Note that the step's last loop body has ended."""
+        if self._applied_at is not None:
+            self._rest_s = self._clock() - self._applied_at
+            self._applied_at = None
 
     # -- in band
 

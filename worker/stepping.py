@@ -393,6 +393,7 @@ class Stepping:
         yield from self._run_bodies(bodies, counters)
         while self.evaluations.goes_on:
             yield from self._run_bodies(bodies)
+        self._pace.bodies_end()
         self._batches.clear()
         if not bodies:
             self.complete_own_part()
@@ -827,6 +828,7 @@ class Stepping:
                 self._process_rows(self._sharded)
         self._tell(WordRead(proposal, self._pace.times, self._pace.hosting))
         self._apply(part)
+        self._pace.applied()
 
     def _prepare_divided(self, divided: DividedState, gradient: Gradient) -> None:
         """Prepare the update of a divided optimizer state, so that applying it needs no other worker.

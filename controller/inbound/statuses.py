@@ -100,7 +100,8 @@ def without_odd_figures(status: WorkerStatus) -> tuple[WorkerStatus, tuple[str, 
     odd: list[str] = []
     for field, default in _odd_figures(status):
         kept[field] = default
-        odd.append(f"{field}: {getattr(status, field)}")
+        value = getattr(status, field)
+        odd.append(f"{field}: {value if isinstance(value, int | float) else 'out of range'}")
     metrics, words, left_out = _usable_metrics(status.metrics)
     if words or left_out or status.odd_metrics:
         kept["metrics"], kept["odd_metrics"] = metrics, words

@@ -170,6 +170,16 @@ def test_the_rest_of_a_status_counts_and_each_odd_figure_is_told_once() -> None:
     assert (found.metrics, found.odd_metrics) == ({"loss": 2.0}, {})
 
 
+def test_an_odd_figure_of_several_parts_is_told_once() -> None:
+    """Its parts change with each status; the event does not repeat them."""
+    world, job, status = training()
+    for number in range(1, 4):
+        paces = {status.worker: 1e6 + number}
+        report(world, replace(status, sequence=status.sequence + number, applied=20 + number, paces=paces))
+    told = [event.text for event in world.machine.cluster.history.events if event.kind is EventKind.ODD_FIGURE]
+    assert told == [f"{status.worker} reports paces: out of range, which cannot be reckoned with"]
+
+
 @pytest.mark.parametrize(
     ("ceiling", "kept"), [(-1, 0), (MAX_BATCH_FACTOR, MAX_BATCH_FACTOR), (MAX_BATCH_FACTOR + 1, 0)]
 )

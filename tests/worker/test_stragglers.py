@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from elasticd.protocol.model import Roster
 from elasticd.worker.hosting import assign, balanced, consecutive, proportional
+from elasticd.worker.inband import Part
+from elasticd.worker.pace import Pace
 from elasticd.worker.training.generation import Generation
 from elasticd.worker.training.stragglers import (
     FALSE_ALARMS,
@@ -271,6 +273,41 @@ def test_a_part_that_is_fixed_is_no_slowness(fixed: float) -> None:
     job.speeds[1] = 1.0
     job.run(400)
     assert job.sizes == (8, 8, 8, 8)
+
+
+@pytest.mark.parametrize("fixed", [-0.6, -0.95])
+def test_a_first_virtual_worker_that_takes_less_makes_nobody_slow_for_good(fixed: float) -> None:
+    """As where its samples have been read ahead. Factors are relative, so they stay about 1 however often they change."""
+    job = Job(4, 6, 17, "a tenth", fixed=fixed)
+    for _ in range(3000):
+        job.step()
+        assert all(each.slowdown >= MARGIN for each in job.stragglers.slow())
+        assert all(1.0 / 100.0 < factor < 100.0 for factor in job.stragglers.paces.values())
+    assert job.stragglers.slow() == ()
+    assert len(job.changes) <= 3
+
+
+def test_code_behind_the_update_is_part_of_a_virtual_workers_time() -> None:
+    """A body of which half stands behind optimizer.step() takes the same time for each virtual worker."""
+    at = [0.0]
+    pace = Pace(4, clock=lambda: at[0])
+    pace.enter(0, 2, 0)
+    found = []
+    for hosted in (1, 1, 1, 3, 3, 3):
+        pace.begin(())
+        pace.counts()
+        at[0] += hosted * 1.0 + (hosted - 1) * 1.0  # before the update, and behind it in all bodies but the last
+        pace.computed()
+        at[0] += 0.25
+        pace.word_came()
+        at[0] += 0.1
+        pace.applied()
+        at[0] += 1.0
+        pace.bodies_end()
+        at[0] += 10.0  # between two steps: an evaluation
+        found.append(pace.numbers(Part(0, ()))[0])
+    assert found[1] == packed(2.0, 0.25)
+    assert found[5] == packed(6.0, 0.25)
 
 
 def test_a_new_generation_knows_the_slow_workers_that_stay() -> None:

@@ -34,7 +34,11 @@ flaps.
 
 *Part of a step is fixed* (zeroing gradients, a reader's start), however many virtual workers a worker hosts. How much
 follows from the times before and after a change of hosting; without it a straggler with few virtual workers would look
-ever slower.
+ever slower. It is negative where the first virtual worker of a step takes less than the others (its samples have been
+read ahead, while the worker waited).
+
+*Factors are relative*: only their ratios are measured. At least one worker is therefore held to be as fast as usual.
+Otherwise each correction could raise all of them a little, without a bound.
 """
 
 from __future__ import annotations
@@ -62,6 +66,7 @@ WORTH = 1.05  # how many times shorter a step has to become
 RELAPSES = 15  # that count
 FIXED_SAMPLES = 16  # before and after a change of hosting, from which the fixed part of a step follows
 LEAST_FIXED, MOST_FIXED = 0.5, 16.0  # virtual workers' times; less than the least changes no hosting
+LOWEST_FIXED = -0.95  # even the first virtual worker of a step takes some time
 
 NOT_MEASURED = -1  # in place of a worker's times of a step that does not count
 WAIT_BITS = 32
@@ -209,7 +214,7 @@ class Stragglers:
         if not all(self._ranges):
             return
         if self._before is not None and len(self._samples) == FIXED_SAMPLES:
-            self._learn_fixed(*self._before)
+            self._learn_fixed(now, *self._before)
             self._before = None
         paces = self._paces(own)
         references = _of_others(paces)
@@ -260,6 +265,14 @@ class Stragglers:
         self._judge(now)
         self._decide()
 
+    def _anchor(self) -> None:
+        """Divide all factors by one number if all workers would be slower, or all faster, than their GPU types."""
+        ratios = [worker.factor / worker.expected for worker in self._workers.values()]
+        common = min(ratios) if min(ratios) > 1.0 else max(ratios)
+        if min(ratios) > 1.0 or max(ratios) < 1.0:
+            for worker in self._workers.values():
+                worker.factor /= common
+
     def _ratio(self, rank: int, samples: int) -> float:
         """Return the median of a worker's pace to its reference, over the last samples, under the present factors."""
         found = []
@@ -276,7 +289,8 @@ class Stragglers:
         return [factor / others for factor, others in zip(factors, _of_others(factors), strict=True)]
 
     def _judge(self, now: float) -> None:
-        """Note the workers that have become slow, and those that have recovered."""
+        """Note the workers that have become slow, and those that have recovered, after a change of factors."""
+        self._anchor()
         for (name, worker), slowdown in zip(self._workers.items(), self._slowdowns(), strict=True):
             slow = slowdown >= MARGIN
             if slow == (worker.since is not None):
@@ -308,7 +322,7 @@ class Stragglers:
         if now_takes >= WORTH * would_take:
             self.wanted = sizes
 
-    def _learn_fixed(self, ranges: tuple[range, ...], times: Sequence[float]) -> None:
+    def _learn_fixed(self, now: float, ranges: tuple[range, ...], times: Sequence[float]) -> None:
         """Learn the fixed part from workers that hosted another number of virtual workers before.
 
         Such a worker of the same pace has took / (fixed + before) = takes / (fixed + after). Of all workers: least squares, in
@@ -320,10 +334,11 @@ class Stragglers:
             products += change * (len(before) * takes - len(after) * took)
             squares += change * change
         fixed = min(products / squares, MOST_FIXED) if squares else 0.0
-        self._fixed = fixed if fixed >= LEAST_FIXED else 0.0
+        self._fixed = max(fixed, LOWEST_FIXED) if abs(fixed) >= LEAST_FIXED else 0.0
         for rank, worker in enumerate(self._workers.values()):
             if worker.factor != 1.0:  # it was measured with another fixed part
                 worker.factor *= self._ratio(rank, FIXED_SAMPLES)
+        self._judge(now)
         self._decide()
 
 
