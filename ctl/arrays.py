@@ -29,6 +29,7 @@ MAX_NAME = 40
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _GLOB = re.compile(r"[*?\[]")
+_BRACES = re.compile(r"(?<!\$)\{([A-Za-z_][\w.-]*)\}")
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,11 @@ def wanted(where: str, array: str | None, where_sweep: str, sweep: Any) -> Array
 
 
 def sweep_of(file: Path) -> Any:
-    """Return the lists of a sweep's file. Raises UserError."""
+    """Return the lists of a sweep's file, with values as written. Raises UserError."""
     from ..runtime.config import load_yaml  # imported here, since `status` does not need it
+    from . import aswritten
 
-    return load_yaml(file, UserError)
+    return load_yaml(file, UserError, lambda document: aswritten.of_sweep(document, file))
 
 
 def _indices(where: str, text: str) -> tuple[int, ...]:
@@ -135,7 +137,7 @@ def _product(where: str, sweep: Any) -> tuple[dict[str, str], ...]:
         listed = values if isinstance(values, list) else [values]
         if not listed or any(isinstance(value, list | dict) or value is None for value in listed):
             raise UserError(f"{where}: {name}: must be a list of numbers or words, such as [0.1, 0.01]")
-        lists[name] = [str(value).lower() if isinstance(value, bool) else str(value) for value in listed]
+        lists[name] = [str(value) for value in listed]
     count = 1
     for listed in lists.values():
         count *= len(listed)
@@ -149,9 +151,13 @@ def _filled(text: str, names: Mapping[str, str]) -> str:
 
 
 def unused(spec: JobSpec, array: Array) -> str:
-    """Return a warning if all jobs of an array would do the same; "" if they use the index or a value of the sweep."""
+    """Return a warning if all jobs of an array would do the same, or if the command names a value that a sweep does not
+    have; "" if they use the index or values of the sweep.
+    """
     names = {"index", *(array.values[0] if array.values else ())}
     texts = (*spec.command, *spec.env.values())
+    if array.values and (unknown := [name for text in texts for name in _BRACES.findall(text) if name not in names]):
+        return f"{{{unknown[0]}}} stays as it is: the sweep has {', '.join(sorted(names))}"
     if any(f"{{{name}}}" in text for name in names for text in texts) or any(INDEX in text for text in texts):
         return ""
     shown = " or ".join(f"{{{name}}}" for name in sorted(names))

@@ -16,6 +16,7 @@ from ..protocol.errors import UserError
 
 HEAD_BYTES = 65536
 OWN, SLURM = "#ELASTICCTL", "#SBATCH"
+SHELL = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
 OTHERS = re.compile(r"#(?:PBS|BSUB|\$)[ \t]+-")
 NAME_CHARACTERS = re.compile(r"[^a-z0-9]+")
 SLURM_TIME = re.compile(r"(?:(?P<d>\d+)-(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?|(?P<rest>\d+(?::\d+){0,2}))")
@@ -92,6 +93,11 @@ def script_of(path: Path) -> Script | None:
         return None
     if not text.startswith("#!"):
         return None
+    if "\r\n" in text and SHELL.match(text):
+        raise UserError(
+            f"{path}: its lines end as in DOS (\\r\\n), which a shell takes for a part of their last words: "
+            f"sed -i 's/\\r$//' {shlex.quote(str(path))}"
+        )
     first, *lines = text.splitlines()
     program = shlex.split(first[2:])
     if not program:

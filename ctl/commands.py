@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from ..protocol.limits import MAX_GPUS
 from ..protocol.model import GpuRange, Processes
+from ..protocol.texts import gpu_count
 from .jobgpus import WantedGpus
 
 LIBRARY = "elasticd"
@@ -122,8 +124,8 @@ def ignored_lines(command: Sequence[str], workdir: Path) -> str:
         if head.startswith(b"#!") and (found := BATCH_LINE.search(head)):
             line = found[0].decode(errors="replace").strip()
             return (
-                f"{word}: {line!r} and other such lines are not read in a command: `elasticctl submit {word}` reads #SBATCH and "
-                "#ELASTICCTL lines; or say what the job needs by options, such as --gpus 2"
+                f"{word}: {line!r} and other such lines are not read in a command: `elasticctl submit {shlex.quote(word)}` reads "
+                "#SBATCH and #ELASTICCTL lines; or say what the job needs by options, such as --gpus 2"
             )
     return ""
 
@@ -240,6 +242,14 @@ def processes_of_torchrun(command: Sequence[str]) -> tuple[int | None, int | Non
     if found.launcher not in TORCHRUN:
         return None, None
     return _number(command, "--nproc-per-node", "--nproc_per_node"), _number(command, "--nnodes")
+
+
+def more_processes(command: Sequence[str], gpus: GpuRange) -> str:
+    """Return a sentence about a torchrun that starts more processes on a server than the job has GPUs; "": it does not."""
+    each, _ = processes_of_torchrun(command)
+    if each is None or each <= gpus.max:
+        return ""
+    return f"torchrun starts {each} processes on each server, and the job has {gpu_count(gpus.max)}: --gpus {each}"
 
 
 def _number(command: Sequence[str], *options: str) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -31,6 +32,8 @@ A = TypeVar("A")
 
 DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides
 PIPE_COLUMNS = 10_000  # output to programs is not wrapped: they read lines
+COMMAND = re.compile(r"`[^`\n]*`")
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 JSON = typer.Option("--json", help="One JSON document instead of text.", show_default=False)
 
@@ -258,7 +261,15 @@ def print_json(document: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print a remark for people on stderr, so that stdout has the answer alone."""
+    """Print a remark for people on stderr, so that stdout has the answer alone. On a terminal neither words nor commands
+    between backquotes are broken, which can then be copied.
+    """
+    if sys.stderr.isatty():
+        from .tables import hung
+
+        width = shutil.get_terminal_size().columns
+        whole = COMMAND.sub(lambda found: found[0].replace(" ", NO_BREAK), text)
+        text = "\n".join(part for line in whole.split("\n") for part in hung(line, width)).replace(NO_BREAK, " ")
     print(text, file=sys.stderr, flush=True)
 
 

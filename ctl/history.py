@@ -285,7 +285,7 @@ def chosen(text: str | None) -> tuple[str, ...]:
         return USUAL
     names = []
     for word in text.replace("-", "_").lower().split(","):
-        wanted = word.strip()
+        wanted = {"note": "reason"}.get(word.strip(), word.strip())  # a title of tables in other terms
         near = [name for name in FIELDS if wanted in (name, FIELDS[name].title.lower())] or [
             name for name in FIELDS if wanted and name.startswith(wanted)
         ]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import yaml
 
 from ..protocol.durations import duration_s, idle_of
 from ..protocol.errors import UserError
@@ -53,8 +52,8 @@ from ..protocol.model import (
     Until,
 )
 from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
-from ..runtime.config import convert, load_yaml, repeated
-from . import arrays, commands, resuming, shellwords
+from ..runtime.config import convert, load_yaml
+from . import arrays, aswritten, commands, resuming, shellwords
 from .batchscripts import slurm_time_s
 from .jobgpus import GpuOptions, amounts, wanted_gpus
 from .jobscaling import wanted_scaling
@@ -65,8 +64,6 @@ Wait = TypeVar("Wait", float, None)
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}[T ]")
-TEXT = "tag:yaml.org,2002:str"
-MERGE = "tag:yaml.org,2002:merge"
 
 # msgspec's message for a value of another type, and the usual words for these types.
 WRONG_KIND = re.compile(r"[Ee]xpected `(?P<allowed>[^`]+)`, got `(?P<got>[^`]+)`")
@@ -312,7 +309,7 @@ def _account() -> str:
 def _read(file: Path) -> _File:
     """Return the fields of a job file."""
     try:
-        document = load_yaml(file, UserError, lambda document: _as_written(document, file))
+        document = load_yaml(file, UserError, lambda document: aswritten.of_job(document, file))
     except RecursionError:
         raise UserError(f"{file}: is nested too deeply for a job file") from None
     except ValueError as error:  # YAML's own scalars: an impossible date, a number of thousands of digits
@@ -339,47 +336,6 @@ def _meant(field: object, known: Sequence[str]) -> str:
         return f", of another tool; here it is {OTHER_FIELDS[field]}"
     alike = difflib.get_close_matches(field, known, 1)
     return f" (did you mean {alike[0]}?)" if alike else ""
-
-
-def _as_written(document: yaml.Node, file: Path) -> None:
-    """Refuse fields that stand twice, and keep variables and the words of a command as they are written: YAML's rules
-    for numbers, times and truth would turn 010 into 8, 12:30 into 750 and yes into true. Raises UserError.
-    """
-    for line, field in repeated(document):
-        raise UserError(f"{file}: line {line}: {field} is given twice: keep one of them")
-    if isinstance(document, yaml.MappingNode):
-        document.value = [
-            (key, _texts(value, file, key.value) if key.value in ("env", "command") else value)
-            for key, value in document.value
-        ]
-
-
-def _texts(node: yaml.Node, file: Path, field: str) -> yaml.Node:
-    """Return a copy of a field with its values as texts. It must be a copy: an anchor may share the node with other
-    fields.
-    """
-    if isinstance(node, yaml.SequenceNode) and field == "command":
-        return yaml.SequenceNode(node.tag, [_text_node(each) for each in node.value], node.start_mark, node.end_mark)
-    if not isinstance(node, yaml.MappingNode) or field != "env":
-        return node
-    pairs: list[tuple[yaml.Node, yaml.Node]] = []
-    for key, value in node.value:
-        if key.tag == MERGE:
-            several = isinstance(value, yaml.SequenceNode)
-            merged = [_texts(each, file, field) for each in (value.value if several else [value])]
-            pairs.append((key, yaml.SequenceNode("tag:yaml.org,2002:seq", merged, value.start_mark, value.end_mark)))
-            continue
-        if isinstance(value, yaml.ScalarNode) and not value.value and value.style is None:
-            where = f"{file}: line {key.start_mark.line + 1}: env.{key.value}"
-            raise UserError(f"{where}: has no value; write '' for an empty one")
-        pairs.append((_text_node(key), _text_node(value)))
-    return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark)
-
-
-def _text_node(node: yaml.Node) -> yaml.Node:
-    if not isinstance(node, yaml.ScalarNode):
-        return node
-    return yaml.ScalarNode(TEXT, node.value, node.start_mark, node.end_mark, node.style)
 
 
 def _plainly(found: re.Match[str]) -> str:

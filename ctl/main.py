@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..protocol.errors import ElasticError, UserError
-from .context import given
+from .context import given, say
 from .overview import other_option, other_word, screen
 
 # ClickException, whose module depends on typer's version: newer ones carry click inside.
@@ -124,6 +124,7 @@ def application(words: Sequence[str]) -> typer.Typer:
 
 def main() -> None:
     """Run `elasticctl`. Every error that the world can cause is one sentence on stderr and an exit code."""
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a job's output may hold characters that this terminal cannot show
     app = application(sys.argv[1:])
@@ -131,20 +132,38 @@ def main() -> None:
         code = app(standalone_mode=False)
         sys.stdout.flush()
     except ElasticError as error:
-        print(f"elasticctl: {error}", file=sys.stderr)
+        say(f"elasticctl: {error}")
         code = error.exit_code
     except COMMAND_LINE_ERROR as error:
         code = _explained(error)
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:  # Ctrl-C or Ctrl-D at a question, whose line has no end yet
+        print(file=sys.stderr)
+        code = 130
+    except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
         _give_up_stdout()
         code = 0
     except OSError as error:  # a full disk under stdout, a directory without read permission
         _give_up_stdout()
-        print(f"elasticctl: {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
+        say(f"elasticctl: {error.filename or 'the output'}: {error.strerror or error}")
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Give this process an input without content and outputs that discard, where a caller has closed them (`<&-`).
+
+    Otherwise Python has None in their place, and the next opened file their number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+        setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 (until the process ends)
 
 
 def _explained(error: Exception) -> int:
@@ -153,7 +172,7 @@ def _explained(error: Exception) -> int:
     if type(error).__name__ != "NoArgsIsHelpError":
         context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
         text = other_option(context.info_name if context else "", option or "") or text
-        print(f"elasticctl: {' '.join(text.split())}", file=sys.stderr)
+        say(f"elasticctl: {' '.join(text.split())}")
         return 2
     try:
         print(text, flush=True)

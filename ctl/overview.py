@@ -57,11 +57,13 @@ OTHER_TOOLS = {
 # Options of the same tools for a submission, with the corresponding ones of `submit`.
 SUBMISSION = {
     "--accelerators": "--gpus, and --gpu-type",
+    "--begin": "`hold JOB` behind it, and `release JOB` when it may begin",
     "--chdir": "workdir in a job file",
     "--constraint": "--gpu-type",
     "--depends-on": "--after",
     "--dependency": "--after JOB, or --after JOB:any",
     "-d": "--after JOB, or --after JOB:any",
+    "--env-file": "--env NAME=VALUE, or env in a job file; keep secrets in a file that the script reads",
     "--gpus-per-node": "--gpus-per-server",
     "--gres": "--gpus",
     "--job-name": "--name",
@@ -71,6 +73,7 @@ SUBMISSION = {
     "--num-nodes": "--gpus, and --gpus-per-server",
     "--param": "--sweep FILE, with lists such as `lr: [0.1, 0.01]`",
     "--requeue": "--restarts",
+    "--secret": "a file in your home that the script reads: `status --json` shows all of env",
     "--signal": "--warn 60s, with --time",
     "--time-limit": "--time",
     "--working-dir": "workdir in a job file",

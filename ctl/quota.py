@@ -9,7 +9,7 @@ import typer
 from ..protocol.messages import GetQuotas, QuotasFound, QuotaView, ReservationView
 from ..protocol.texts import gpu_count
 from . import render
-from .context import JSON, of, print_json, say, show
+from .context import JSON, of, print_json, print_lines, say, show
 from .promises import moment
 from .tables import Cell, Column, Row, Table
 
@@ -49,7 +49,7 @@ def quota(context: typer.Context, as_json: Annotated[bool, JSON] = False) -> Non
         show(quota_table(found))
     else:
         command = shared.command("policy set FILE")
-        print(f"{without_quotas(found)} Set some: {command}")
+        print_lines([f"{without_quotas(found)} Set some: {command}"])
     if found.left_out:
         say(f"{found.left_out} users more have jobs, and no quota of their own")
     if found.reservations:

@@ -17,7 +17,7 @@ import typer
 from ..protocol.errors import UserError
 from ..protocol.messages import GetUsage, UsageBy, UsageReport, UsageRow
 from . import completion, jobreport, pictures, render
-from .context import JSON, of, print_json, show
+from .context import JSON, of, print_json, print_lines, say, show
 
 DAY_S = 86_400.0
 DEFAULT_DAYS = 30
@@ -102,7 +102,7 @@ def report(
     else:
         if found.rows:
             show(render.usage_table(found.rows, request.by))
-        print(render.usage_line(found, job is not None), file=sys.stderr)
+        say(render.usage_line(found, job is not None))
 
 
 def _of_job(context: typer.Context, job: str, as_json: bool, plot: Path | None) -> None:
@@ -114,7 +114,7 @@ def _of_job(context: typer.Context, job: str, as_json: bool, plot: Path | None) 
     if as_json:
         print_json(jobreport.document(view, found))
     else:
-        print("\n".join([render.outcome(view, "  "), *map(render.printable, jobreport.lines(view, found, now_s))]))
+        print_lines([render.outcome(view, "  "), *map(render.printable, jobreport.lines(view, found, now_s))])
 
 
 def _all_pages(context: typer.Context, request: GetUsage) -> UsageReport:

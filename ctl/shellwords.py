@@ -21,7 +21,7 @@ from ..protocol.errors import UserError
 QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<<?<?)(?:&\d*)?[^<>=].*|(?:\d*|&)(?:>>?|<<?<?)(?:&(?:\d+|-))?", re.DOTALL)
 OPERATORS = ("&&", "||", "|", "|&", ";", "&")
-VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{|\()|`")
+VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{|\()|`|^~(?=/|$)")
 WHOLE = frozenset((*OPERATORS, ">", ">>", "<", "2>", "&>", "2>&1"))  # operators among the words of a list
 TAKE_OPERATORS = ("[", "[[", "expr", "find", "test")  # programs that accept operators as arguments
 LONGEST_SUGGESTION = 300  # characters of a suggested command
@@ -68,6 +68,6 @@ def _instead(line: str, word: str, typed: bool = False) -> str:
     )
     if ">" in word:
         return f"and none runs the command: leave it out (`elasticctl logs` shows the output), or write {shell}"
-    if word.startswith(("$", "`")):
+    if word.startswith(("$", "`", "~")):
         return f"and none runs the command: write its value, or {shell}"
     return f"and none runs the command: write {shell}"

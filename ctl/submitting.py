@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -302,7 +303,7 @@ def submit(
     several = array_of(file, overrides, _where_we_are())
     if several is not None and act == "run":
         raise UserError("run: follows one job: `submit --array`, then `wait` or `logs` with the jobs' names")
-    from .commands import copies, ignored_lines
+    from .commands import copies, ignored_lines, more_processes
 
     if NOTES in context.meta:
         doubts += context.meta[NOTES]
@@ -313,16 +314,18 @@ def submit(
         agreed(f"{sentence}. Submit it so?", sentence)
     elif sentence:
         doubts.append(sentence)
+    doubts.append(more_processes(spec.command, spec.gpus))
+    if several is not None and NOTES not in context.meta:
+        doubts.append(unused(spec, several))
+    doubts = [doubt for doubt in doubts if doubt]
     if dry_run:
         _say_all([*doubts, *goes_on.unwritten(file, spec, os.environ)])
         _forecast(shared, spec, as_json, several)
         return
     packed.send(shared, spec)
     if several is not None:
-        if NOTES not in context.meta:
-            doubts.append(unused(spec, several))
         jobs = _submit_array(shared, spec, several, as_json)
-        _say_all(filter(None, doubts))
+        _say_all(doubts)
         if follow or wait_for_end:
             codes = [end(shared, job) for job in jobs]
             raise typer.Exit(next(filter(None, codes), 0))
@@ -363,7 +366,7 @@ def _submit_array(shared: Context, spec: JobSpec, array: Array, as_json: bool) -
             if jobs:
                 left = ",".join(str(index) for index in array.indices[len(jobs) :])
                 say(
-                    f"elasticctl: {len(jobs)} of {len(array.indices)} jobs are submitted, {jobs[0]} to {jobs[-1]}; "
+                    f"elasticctl: {len(jobs)} of {len(array.indices)} jobs are submitted, {_between(jobs)}; "
                     f"the others are --array {left}"
                 )
             raise
@@ -372,8 +375,12 @@ def _submit_array(shared: Context, spec: JobSpec, array: Array, as_json: bool) -
     else:
         print(spec.name, flush=True)
         limit = f", {array.most} at a time" if array.most is not None else ""
-        say(f"elasticctl: {spec.name}[{array.text}]: {many(len(jobs), 'job')}, {jobs[0]} to {jobs[-1]}{limit}")
+        say(f"elasticctl: {spec.name}[{array.text}]: {many(len(jobs), 'job')}, {_between(jobs)}{limit}")
     return jobs
+
+
+def _between(jobs: Sequence[JobId]) -> str:
+    return jobs[0] if len(jobs) == 1 else f"{jobs[0]} to {jobs[-1]}"
 
 
 def unchecked(spec: JobSpec) -> list[str]:
@@ -389,7 +396,7 @@ def unchecked(spec: JobSpec) -> list[str]:
     digest = record.digest_of(commands.sources(found, Path(spec.workdir), spec.env))
     if digest is None or record.read(digest) is not None:
         return []
-    script = found.script or f"-- {found.interpreter} -m {found.module}"
+    script = shlex.quote(found.script) if found.script else f"-- {found.interpreter} -m {found.module}"
     return [f"`elasticctl check {script}` tries at the desk whether its result depends on how many GPUs train it"]
 
 

@@ -90,6 +90,8 @@ def parse_yaml(text: str, path: str, kind: type[ElasticError] = OperatorError, l
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown line"
         problem = getattr(error, "problem", None) or "not YAML"
+        if "another document" in problem:  # the second half of PyYAML's sentence
+            problem = "holds another document behind ---; write each to a file of its own"
         raise kind(f"{path}: {where}: {problem}") from None
     return {} if document is None else document
 

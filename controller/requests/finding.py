@@ -8,6 +8,7 @@ from __future__ import annotations
 from ...protocol.errors import RequestRefused, UserError
 from ...protocol.model import JobId
 from ...protocol.principals import Principal
+from ...protocol.texts import many
 from ..cluster import Cluster
 from ..jobs.job import Job
 from .pages import Fetched, archived
@@ -57,4 +58,11 @@ def find_id(cluster: Cluster, who: Principal, name: str) -> JobId:
             return found_id
     if refused := next((each for each in cluster.refused_jobs if each.job == name), None):
         raise RequestRefused(f"{refused.job[:80]} is refused, and does not run: {refused.reason}")
+    if elements := [
+        job.id for job in cluster.jobs.values() if job.spec.array is not None and job.spec.array.name == name
+    ]:
+        some = ", ".join(elements[:3]) + (", ..." if len(elements) > 3 else "")
+        raise UserError(f"{name!r} is an array of {many(len(elements), 'job')}: name one of {some}")
+    if any(sign in name for sign in "*?["):
+        raise UserError(f"there is no job {name[:80]!r}; a pattern stands for several jobs: name one")
     raise UserError(f"there is no job {name[:80]!r}")

@@ -114,6 +114,15 @@ class Remedies:
             text = f"{awaited[0]} finishes" if len(awaited) == 1 else "all that it waits for finish"
             if (found := self._tries("after", text, hypothesis)) is not None:
                 yield found
+        elif withheld is None and job.beyond_array and job.spec.array is not None:
+
+            def admit(cluster: Cluster) -> None:
+                cluster.jobs[job.id].limit_by_array(False)
+
+            hypothesis = Hypothesis(change=admit)
+            text = f"fewer than {job.spec.array.most} others of {job.spec.array.name} have GPUs"
+            if (found := self._tries("array", text, hypothesis)) is not None:
+                yield found
         if withheld is None or withheld.how is Withholding.CANCEL:
             return
 

@@ -32,7 +32,7 @@ from ...protocol.limits import (
     MIN_STEPS_PER_S,
 )
 from ...protocol.model import JobSpec, ResumeFrom, Sharding
-from ...protocol.texts import gpu_count
+from ...protocol.texts import gpu_count, span
 from ...protocol.times import LEAST_IDLE_S
 
 MAX_NAME = 40
@@ -135,6 +135,8 @@ def _numbers(spec: JobSpec) -> Iterator[str]:
             yield f"{field}: {seconds} s is not allowed: more than 0, at most {MAX_WAIT_S:.0f} s"
     if spec.warn_s is not None and spec.time_limit_s is None:
         yield "warn: goes with time: nothing ends a job without a limit"
+    if spec.warn_s is not None and spec.time_limit_s is not None and spec.warn_s >= spec.time_limit_s:
+        yield f"warn: {span(spec.warn_s)} before the end is not within the {span(spec.time_limit_s)} of time"
     if not 1 <= spec.checkpoint.keep <= MAX_KEPT_CHECKPOINTS:
         yield f"checkpoint.keep: {spec.checkpoint.keep} is not allowed: 1 to {MAX_KEPT_CHECKPOINTS}"
     if len(spec.model) > MAX_MODEL or "\0" in spec.model:

@@ -41,6 +41,8 @@ def test_as_many_jobs_of_an_array_run_as_may_and_the_next_one_follows_when_one_e
     shown = world.ask(GetJob(job=jobs[2].id, explain=True))
     assert shown.job.reason == "waits for its turn: 2 of sweep[0-4%2] may run at a time"
     assert shown.explanation.reasons[0] == shown.job.reason
+    (remedy,) = shown.explanation.remedies
+    assert (remedy.text, remedy.share_gpus) == ("fewer than 2 others of sweep have GPUs", 1)
     world.exit(f"{jobs[0].id}.0", 0)
     assert with_gpus(world, jobs) == [1, 2]
     world.exit(f"{jobs[2].id}.0", 1)
@@ -95,3 +97,12 @@ def test_an_impossible_element_is_refused():
     ):
         answer = World({"s1": 1}).ask(Submit(spec=job_spec("sweep-0", 1, 1, array=place)))
         assert answer.reason.startswith("array: ")
+
+
+def test_a_command_about_one_job_names_the_jobs_of_an_array():
+    world = World({"s1": 4})
+    submitted(world)
+    told = world.ask(GetJob(job="sweep")).reason
+    assert told == "'sweep' is an array of 5 jobs: name one of sweep-0-1, sweep-1-2, sweep-2-3, ..."
+    assert "a pattern stands for several jobs" in world.ask(GetJob(job="sweep-*")).reason
+    assert world.ask(GetJob(job="other")).reason == "there is no job 'other'"

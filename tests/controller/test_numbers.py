@@ -172,7 +172,7 @@ def test_the_rest_of_a_status_counts_and_each_odd_figure_is_told_once() -> None:
 
 def test_an_odd_figure_of_several_parts_is_told_once() -> None:
     """Its parts change with each status; the event does not repeat them."""
-    world, job, status = training()
+    world, _, status = training()
     for number in range(1, 4):
         paces = {status.worker: 1e6 + number}
         report(world, replace(status, sequence=status.sequence + number, applied=20 + number, paces=paces))

@@ -97,3 +97,9 @@ def test_a_job_that_is_cancelled_at_its_limit_is_cancelled():
 def test_a_warning_without_a_limit_is_refused():
     answer = World({"s1": 1}).ask(Submit(spec=job_spec("eval", 1, 1, warn_s=30.0)))
     assert answer.reason.startswith("warn: goes with time")
+
+
+def test_a_warning_before_the_job_begins_is_refused():
+    world = World({"s1": 1})
+    told = world.ask(Submit(spec=job_spec("eval", 1, 1, restarts=0, time_limit_s=60.0, warn_s=60.0))).reason
+    assert "warn: 1m00s before the end is not within the 1m00s of time" in told

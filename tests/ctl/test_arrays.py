@@ -106,6 +106,36 @@ def test_a_wrong_sweep_is_refused(tmp_path: Path, text: str, words: str) -> None
         array_of(None, Overrides(command=("true",), sweep=Path("grid.yaml")), tmp_path)
 
 
+def test_values_of_a_sweep_arrive_as_they_are_written(tmp_path: Path) -> None:
+    lists = "[010, yes, 1_000, 0x10, 12:30, 0.10, 'a b', 2026-01-01]"
+    written = ("010", "yes", "1_000", "0x10", "12:30", "0.10", "a b", "2026-01-01")
+    (tmp_path / "grid.yaml").write_text(f"x: {lists}\n")
+    (tmp_path / "job.yaml").write_text(f"command: echo\nsweep: {{x: {lists}}}\n")
+    for file, options in ((None, Overrides(sweep=Path("grid.yaml"))), (tmp_path / "job.yaml", Overrides())):
+        array = array_of(file, options, tmp_path)
+        assert array is not None
+        assert tuple(each["x"] for each in array.values) == written
+
+
+def test_a_list_that_stands_twice_and_a_second_document_are_refused(tmp_path: Path) -> None:
+    for text, words in (
+        ("x: [1]\ny: [2]\nx: [3]\n", r"grid\.yaml: line 3: x is given twice"),
+        ("x: [1]\n---\nx: [2]\n", "line 2, column 1: holds another document behind ---"),
+    ):
+        (tmp_path / "grid.yaml").write_text(text)
+        with pytest.raises(UserError, match=words):
+            array_of(None, Overrides(command=("true",), sweep=Path("grid.yaml")), tmp_path)
+
+
+def test_a_name_in_braces_that_a_sweep_does_not_have_is_told(tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text("lr: [0.1]\nseed: [1]\n")
+    array = array_of(None, Overrides(command=("true",), sweep=Path("grid.yaml")), tmp_path)
+    assert array is not None
+    assert arrays.unused(spec("echo", "{lr} {sed}"), array) == "{sed} stays as it is: the sweep has index, lr, seed"
+    for command in ("{lr} {seed}", "{lr} ${HOME}", "{lr} {0}"):
+        assert not arrays.unused(spec("echo", command), array)
+
+
 def test_a_dry_run_of_an_array_is_a_job_file_of_the_same_array(tmp_path: Path) -> None:
     grid = tmp_path / "grid.yaml"
     grid.write_text("lr: [0.1, 0.01]\n")

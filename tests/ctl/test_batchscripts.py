@@ -119,3 +119,14 @@ def test_a_file_without_an_interpreter_is_no_script(tmp_path: Path) -> None:
 def test_a_line_that_cannot_be_read_is_refused_with_its_number(tmp_path: Path, line: str) -> None:
     with pytest.raises(UserError, match=r"My job\.sh: line 3: "):
         script_of(script(tmp_path, "# a comment", line))
+
+
+def test_line_ends_of_dos_are_refused_where_a_shell_would_read_them(tmp_path: Path) -> None:
+    path = tmp_path / "my job.sh"
+    path.write_bytes(b"#!/bin/bash -l\r\n#SBATCH -G 1\r\npython train.py --lr 0.1\r\n")
+    with pytest.raises(UserError, match=r"end as in DOS .*sed -i 's/\\r\$//' '.*my job\.sh'"):
+        script_of(path)
+    path.write_bytes(b"#!/usr/bin/env python3\r\n#ELASTICCTL --gpus 2\r\nprint(1)\r\n")
+    found = script_of(path)
+    assert found is not None
+    assert found.options[-2:] == ["--gpus", "2"]

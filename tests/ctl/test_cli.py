@@ -806,3 +806,16 @@ def test_a_submission_from_a_directory_that_is_gone_says_so(offline: Cli, tmp_pa
     words = ["bash", "-c", f'rmdir "$PWD"; exec {ELASTICCTL} --dir {offline.directory} submit --dry-run -- true']
     done = subprocess.run(words, cwd=gone, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, "does not exist any more" in one_line(done)) == (2, True)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_like_empty_ones(cli: Cli, closed: str) -> None:
+    """As a daemon or a cron job may leave them."""
+    for words in ("status", "cancel --all", "exec nosuch -- cat"):
+        command = f"'{ELASTICCTL}' --dir '{cli.directory}' {words} {closed}"
+        done = subprocess.run(["sh", "-c", command], cwd=cli.cwd, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert "Traceback" not in done.stderr + done.stdout
+        assert done.returncode in (0, 1, 2)
+        if "2>" in closed:
+            assert "elasticctl:" not in done.stdout + done.stderr, "a remark is no answer"

@@ -232,3 +232,10 @@ def test_a_range_for_a_command_that_does_not_join_is_told_to_run_copies(
     assert known is sure
     assert not sentence or sentence.endswith("say --gpus 4 if that is meant")
     assert commands.copies(command, GpuRange(min=4, max=4), work, {}) == ("", False)
+
+
+def test_more_processes_than_gpus_are_told(work: Path) -> None:
+    words = ("torchrun", "--nproc-per-node=4", "plain.py")
+    assert commands.more_processes(words, GpuRange(min=2, max=2)).endswith("and the job has 2 GPUs: --gpus 4")
+    assert commands.more_processes(words, GpuRange(min=4, max=8)) == ""
+    assert commands.more_processes(("torchrun", "plain.py"), GpuRange(min=1, max=1)) == ""

@@ -318,6 +318,10 @@ def test_repeated_keys_and_values_that_are_no_text_are_refused_with_their_line(
         ("sleep 1 &", "& is for a shell"),
         ("sleep $TIME", "$TIME is for a shell, and none runs the command: write its value, or command: [bash, -c, "),
         ("sleep --n=`date`", "`date` is for a shell"),
+        (
+            "python ~/train.py",
+            "~/train.py is for a shell, and none runs the command: write its value, or command: [bash, -c, ",
+        ),
         ("sleep 1\nsleep 2", "has several lines, which are for a shell"),
         (["sleep", "1", "&&", "sleep", "2"], "&& is for a shell"),
         (
