@@ -40,6 +40,7 @@ from ..protocol.messages import (
     Servers,
     ServerView,
 )
+from ..protocol.texts import span
 from ..protocol.times import ENDPOINT_SILENCE_S
 from ..runtime import transport
 from ..runtime.directories import check_way
@@ -101,6 +102,8 @@ class Client:
         self._poller = zmq.Poller()
         self._lines: list[_Line] = []
         self._noted = False
+        self.patience_s = 0.0  # for a controller that has answered before, if longer than a request's own limit
+        self._impatient = False  # the user knows that this takes longer
         self._doubt = ""  # why the controller does not know whether the present request is recorded
         try:
             for each in self._addresses(address):
@@ -146,7 +149,8 @@ class Client:
         """
         envelope = Envelope(id=secrets.token_hex(16), request=request, speaks=PROTOCOL_VERSION)
         data = self._encode(envelope)
-        deadline = time.monotonic() + timeout_s
+        begun = time.monotonic()
+        deadline = begun + (max(timeout_s, self.patience_s) if self._answered else timeout_s)
         if not self._answered and len(self._lines) == 1 and (why := self._diagnosis(self._lines[0].address, False)):
             raise ClusterUnreachable(
                 why
@@ -160,6 +164,12 @@ class Client:
             reply = self._receive(envelope.id, min(ENDPOINT_SILENCE_S, left_s))
             if reply is not None:
                 return self._taken(reply)
+            if deadline > time.monotonic() > begun + timeout_s and not self._impatient:
+                self._impatient = True
+                print(
+                    f"elasticctl: the controller does not answer; waits for it, at most {span(self.patience_s)}",
+                    file=sys.stderr,
+                )
             line = self._lines[self._present]
             if line.refused and all(each.refused for each in self._lines):
                 break
@@ -170,7 +180,7 @@ class Client:
                 reply = self._receive(envelope.id, min(pause_s, max(0.0, deadline - time.monotonic())), nobody=True)
                 if reply is not None:
                     return self._taken(reply)
-        raise self._failure(timeout_s)
+        raise self._failure(deadline - begun)
 
     def _taken(self, reply: Reply) -> Answer:
         """Return the answer. Its note for people is printed once, on stderr. Raises NotAllowed, UserError,
@@ -293,7 +303,7 @@ class Client:
         self._doubt = reason
 
     def _note(self, endpoint: int) -> None:
-        self._answered, self._present = True, endpoint
+        self._answered, self._present, self._impatient = True, endpoint, False
         if self._memory is not None:
             self._memory.answered(endpoint)
 

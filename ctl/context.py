@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import os
 import re
 import shlex
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 DECIDED_WITHIN_S = 60.0  # a controller that has just started waits for its servers before it decides
+RESTARTED_WITHIN_S = 120.0  # a controller, by systemd or `up`, or another one takes over
 PIPE_COLUMNS = 10_000  # output to programs is not wrapped: they read lines
 COMMAND = re.compile(r"`[^`\n]*`")
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -187,6 +189,13 @@ class Context:
         if not isinstance(found, answer):
             raise PeerError(f"the controller answered a {type(request).__name__} with a {type(found).__name__}")
         return found
+
+    def outlast_a_restart(self, within_s: float | None = None) -> None:
+        """Have requests wait for a controller that has answered before: for commands that follow a job for hours.
+
+        within_s: the command's own limit.
+        """
+        self.client.patience_s = min(RESTARTED_WITHIN_S, within_s if within_s is not None else math.inf)
 
     def job(self, name: str) -> JobView:
         return self.ask(GetJob(job=name), JobFound).job

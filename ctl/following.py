@@ -63,6 +63,7 @@ def end(shared: Context, job: str) -> int:
 
 def until_final(shared: Context, job: str, within_s: float | None = None) -> JobView:
     """Poll until `job` is over. Raises RequestRefused if that takes longer than `within_s`."""
+    shared.outlast_a_restart(within_s)
     waiting = Waiting(f"the end of {job}", within_s)
     while not (view := shared.job(job)).phase.final:
         waiting.pause(view.reason)

@@ -81,6 +81,7 @@ def status(
     if watch and as_json:
         raise UserError("--watch and --json exclude each other: call `status --json` again and again")
     if watch:
+        shared.outlast_a_restart()
         _watch(lambda: _snapshot(shared, job, everything, mine, elements))
     elif job is not None:
         if as_json:

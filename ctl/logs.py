@@ -127,6 +127,7 @@ def follow_job(
 
     `look`: called with each view of the job. With it, what the job wrote to stderr goes to stderr.
     """
+    shared.outlast_a_restart()
     follower = Follower(wanted)
     while True:
         view = shared.job(job)

@@ -26,6 +26,8 @@ def of_directory(given: str, any_code: bool, where: str = "--resume", begin: Pat
     directory = (begin / Path(given).expanduser()).absolute()
     try:
         files = os.listdir(directory)
+    except NotADirectoryError:
+        raise UserError(f"{where} {given}: is a file; name its directory, whose newest checkpoint is used") from None
     except OSError as error:
         raise UserError(f"{where} {given}: {error.strerror}") from None
     names = [match for name in files if (match := _CHECKPOINT.fullmatch(name))]

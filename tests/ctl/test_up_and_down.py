@@ -132,6 +132,28 @@ def test_a_dead_controller_is_named_at_once_with_its_process_its_log_and_what_st
 
 
 @pytest.mark.cluster
+def test_who_follows_a_job_outlasts_a_restart_of_the_controller(alone: Cli) -> None:
+    alone("up", "--gpus", "1")
+    go_on = alone.cwd / "go-on"
+    script = f"echo hello; until [ -e {go_on} ]; do sleep 0.1; done; echo bye"
+    job = alone("submit", "--name", "long", "--", "sh", "-c", script).stdout.strip()
+    words = [ELASTICCTL, "--dir", str(alone.directory), "attach", job]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        assert follower.stderr is not None
+        assert follower.stdout.readline() == "hello\n"
+        os.kill(
+            json.loads((alone.directory / "cluster.json").read_text())["daemons"]["controller"]["pid"], signal.SIGKILL
+        )
+        assert any("the controller does not answer; waits for it, at most 2m00s" in line for line in follower.stderr)
+        alone("up")
+        go_on.touch()
+        assert follower.stdout.read() == "bye\n"
+        assert f"{job} finished" in follower.stderr.read()
+        assert follower.wait() == 0
+
+
+@pytest.mark.cluster
 def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(alone: Cli) -> None:
     done = alone("up", "--policy", "best-of-all", code=1)
     assert "best-of-all" in done.stderr

@@ -17,12 +17,14 @@ from elasticd.protocol import exits
 from elasticd.protocol.errors import UserError
 from elasticd.worker import events as e
 from elasticd.worker.code import TEXT, Code, OtherCode
+from elasticd.worker.data.likeness import Unlike
 from elasticd.worker.environment import read_cluster
 from elasticd.worker.events import CheckpointSaved, SaveCheckpoint
 from elasticd.worker.gradients.hyperparameters import Hyperparameters
 from elasticd.worker.script import Script
-from elasticd.worker.state.checkpoint import CheckpointWriter
+from elasticd.worker.state.checkpoint import CheckpointWriter, Others
 from elasticd.worker.state.held import HeldState
+from elasticd.worker.state.registered import Registered
 from elasticd.worker.state.training_state import TrainingState
 from elasticd.worker.state.values import ScriptValues
 
@@ -210,6 +212,38 @@ def test_a_checkpoint_of_other_code_is_refused_with_nothing_of_it_taken(
     held.code = None
     assert held.load(2) == e.CheckpointLoaded(4, 0)
     assert bool((model.weight == 7.0).all())
+
+
+@pytest.mark.parametrize("any_code", [False, True])
+def test_a_checkpoint_of_another_number_of_virtual_workers_is_gone_on_from_only_if_asked_for(
+    tmp_path: Path, any_code: bool
+) -> None:
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def state(directory: Path, virtual_workers: int, others: Others | None = None) -> HeldState:
+        model = torch.nn.Linear(2, 2)
+        registered = Registered(virtual_workers)
+        parts = TrainingState(model, [torch.optim.SGD(model.parameters(), lr=0.1)], registered=registered)
+        values = ScriptValues(parts, Hyperparameters(parts.optimizers), None)  # type: ignore[arg-type]
+        writer = CheckpointWriter(directory, 1, told.put)
+        writer.others = others
+        return HeldState(parts, Script(), values, writer, told.put)
+
+    first = state(tmp_path / "first", 2)
+    assert first._writer is not None
+    header = first.header({"applied": 4, "epoch": 0, "generation": 1})
+    first._writer.save(SaveCheckpoint(1, 4, 0, 1), header, list(first.parts.tensors()))
+    assert told.get(timeout=300) == CheckpointSaved(1)
+    others = Others(tmp_path / "first", any_code)
+    alike = state(tmp_path / "alike", 2, others).load(1)
+    assert isinstance(alike, e.CheckpointLoaded)
+    other = state(tmp_path / "other", 3, others)
+    if any_code:
+        assert isinstance(other.load(1), e.CheckpointLoaded)
+        return
+    with pytest.raises(Unlike, match="virtual_workers: the checkpoint is of a job with 2, not 3"):
+        other.load(1)
+    assert other.next_step == 0
 
 
 def test_files_that_only_one_has_imported_say_nothing() -> None:

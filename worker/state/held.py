@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ..code import Code
-from ..data.likeness import Likeness
+from ..data.likeness import Likeness, Unlike
 from ..events import CheckpointFailed, CheckpointLoaded, CheckpointMissing, Event, SaveCheckpoint
 from ..interlude import AgreedValues, Interlude, end_of
 from ..results import Results
@@ -134,6 +134,7 @@ class HeldState:
         if document is None:
             return CheckpointMissing(trouble, damaged, str(directory))
         if own or others is None or not others.any_code:
+            self._check_division(document.header)
             self.check(document.header)
         self.script_was, self.resumed = document.header.get(SCRIPT), True
         self.put(document.header, document.tensors)
@@ -149,6 +150,16 @@ class HeldState:
             self.code.take(header)
         if self.likeness is not None:
             self.likeness.check(header.get("likeness"))
+
+    def _check_division(self, header: dict[str, Any]) -> None:
+        """Raise Unlike for a checkpoint of another number of virtual workers; one of an older version does not tell it."""
+        ours = self.parts.registered.virtual.count
+        theirs = header.get("virtual_workers", ours)
+        if theirs != ours:
+            raise Unlike(
+                f"virtual_workers: the checkpoint is of a job with {theirs}, not {ours}: the result depends on that "
+                "(--with-new-code takes another number)"
+            )
 
     def header_came(self, header: dict[str, Any]) -> None:
         """Check a state that another worker sends, as `check`, and take note of the workers with its divided parts."""
@@ -249,6 +260,7 @@ class HeldState:
         header["settlements"] = self.agreed_values.plain()
         if self.likeness is not None:
             header["likeness"] = self.likeness.plain()
+        header["virtual_workers"] = self.parts.registered.virtual.count
         if self.owes_functions:
             header["counters"]["owes_functions"] = 1
         if self.end is not None:

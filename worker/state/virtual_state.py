@@ -56,6 +56,11 @@ class VirtualState:
         self._new: dict[int, dict[str, Delta]] = {}  # changes in this step, by virtual worker, here or on other workers
 
     @property
+    def count(self) -> int:
+        """Number of the job's virtual workers."""
+        return self._virtual_workers
+
+    @property
     def declared(self) -> bool:
         """Whether there are any values."""
         return bool(self._kept)
