@@ -275,11 +275,18 @@ def matches(view: JobView, pattern: str) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
 
 
-def _is_array(shared: Context, name: str) -> bool:
-    """Return whether a word names no job, but an array with unfinished jobs."""
+def names_several(shared: Context, name: str, ended: bool) -> bool:
+    """Return whether a word is a pattern or names an array. ended: also one of which all jobs are over."""
+    return bool(_GLOB.search(name)) or _is_array(shared, name, ended)
+
+
+def _is_array(shared: Context, name: str, ended: bool = False) -> bool:
+    """Return whether a word names no job, but an array with unfinished jobs; ended: or with others."""
     try:
         shared.job(name)
     except UserError:
-        live = shared.client.jobs(GetJobs()).jobs
-        return any(view.spec.array is not None and view.spec.array.name == name for view in live)
+        views = [*shared.client.jobs(GetJobs()).jobs]
+        if ended:
+            views += shared.client.jobs(GetEnded(), MAX_ARRAY).jobs
+        return any(view.spec.array is not None and view.spec.array.name == name for view in views)
     return False

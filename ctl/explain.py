@@ -208,8 +208,9 @@ def _remedies(job: JobView, why: Explanation, now_s: float, everything: bool) ->
     if job.phase.final or not why.policy:
         return
     shown = why.remedies if everything else _chosen(why.remedies)
-    if not shown and (why.tried or not saves):
-        nothing = f"nothing of {why.tried} things that were tried" if why.tried else "nothing that is known here"
+    has_all = job.share_gpus >= job.spec.gpus.max
+    if not shown and (why.tried or not (saves or has_all)):
+        nothing = _nothing(why.tried)
         yield Part("" if saves else "changes it", f"its GPUs: {nothing}" if saves else nothing)
     for at, remedy in enumerate(shown):
         verb = "has" if job.share_gpus else "starts with"
@@ -223,6 +224,12 @@ def _remedies(job: JobView, why: Explanation, now_s: float, everything: bool) ->
     if more or why.untried:
         untried = f"; {why.untried} more were not tried" if why.untried else ""
         yield Part("", f"and {more} more (--all){untried}" if more else untried.strip("; "))
+
+
+def _nothing(tried: int) -> str:
+    if tried == 1:
+        return "the one change that was tried would not help"
+    return f"none of {tried} changes that were tried would help" if tried else "nothing that is known here"
 
 
 def _chosen(remedies: Sequence[Remedy]) -> Sequence[Remedy]:

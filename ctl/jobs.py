@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -26,7 +26,7 @@ from ..protocol.messages import (
 from ..protocol.model import JobPhase, Resize, job_number
 from ..protocol.texts import gpu_count
 from . import completion, render
-from .arrays import folded, meant
+from .arrays import folded, matches, meant, names_several
 from .context import (
     DECIDED_WITHIN_S,
     JSON,
@@ -74,23 +74,24 @@ def status(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Show the jobs, or one job in full; the jobs of an array, or those that match a pattern, by 'NAME' or 'NAME-*'."""
-    shared = of(context)
-    if job is not None and (several := meant(shared, [job], mine=False)) != [job]:
-        _show_several(shared, several, as_json)
-        return
+    shared, pattern = of(context), None
     if watch and as_json:
         raise UserError("--watch and --json exclude each other: call `status --json` again and again")
+    if job is not None and names_several(shared, job, everything):
+        pattern, job, elements = job, None, True
     if watch:
         shared.outlast_a_restart()
-        _watch(lambda: _snapshot(shared, job, everything, mine, elements))
+        _watch(lambda: _snapshot(shared, job, everything, mine, elements, pattern))
     elif job is not None:
         if as_json:
             print_json(render.plain(shared.job(job)))
         else:
             _print(_snapshot(shared, job, everything, mine, elements)[1])
     else:
-        jobs = _jobs(shared, everything, mine)
-        if as_json:
+        jobs = _jobs(shared, everything, mine, pattern)
+        if as_json and pattern is not None:
+            print_json({"jobs": render.plain(jobs.jobs), "time_s": jobs.time_s})
+        elif as_json:
             told = {"jobs": jobs.jobs, "time_s": jobs.time_s, "policy": jobs.policy, "refused": jobs.refused}
             print_json({name: render.plain(value) for name, value in told.items()})
         else:
@@ -99,39 +100,38 @@ def status(
             say(f"elasticctl: more jobs are over than the {MOST_ENDED} shown: `elasticctl history` pages through them")
 
 
-def _show_several(shared: Context, names: Sequence[str], as_json: bool) -> None:
-    jobs = shared.client.jobs(GetJobs())
-    chosen = tuple(view for view in jobs.jobs if view.job in names)
-    if as_json:
-        print_json({"jobs": render.plain(chosen), "time_s": jobs.time_s})
-    else:
-        _print(table_lines(render.job_table(chosen, jobs.time_s)))
-
-
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
         print(line)
 
 
-def _jobs(shared: Context, everything: bool, mine: bool) -> Jobs:
-    """Return the unfinished jobs, and those that ended last, in the order of submission."""
-    live = shared.client.jobs(GetJobs(mine=mine))
-    if not everything:
-        return live
-    ended = shared.client.jobs(GetEnded(mine=mine), MOST_ENDED)
-    jobs = {view.job: view for view in (*live.jobs, *ended.jobs)}  # a job that has ended meanwhile is in both
-    shown = sorted(jobs.values(), key=lambda view: job_number(view.job))
-    return msgspec.structs.replace(ended, jobs=tuple(shown), refused=live.refused)
+def _jobs(shared: Context, everything: bool, mine: bool, pattern: str | None = None) -> Jobs:
+    """Return the unfinished jobs, and with `everything` those that ended last, in the order of submission.
+
+    `pattern`: only jobs that match it, or of the array of that name. Raises UserError if there are none.
+    """
+    live = found = shared.client.jobs(GetJobs(mine=mine))
+    if everything:
+        ended = shared.client.jobs(GetEnded(mine=mine), MOST_ENDED)
+        jobs = {view.job: view for view in (*live.jobs, *ended.jobs)}  # a job that has ended meanwhile is in both
+        shown = sorted(jobs.values(), key=lambda view: job_number(view.job))
+        found = msgspec.structs.replace(ended, jobs=tuple(shown), refused=live.refused)
+    if pattern is None:
+        return found
+    chosen = tuple(view for view in found.jobs if matches(view, pattern))
+    if not chosen:
+        raise UserError(f"no {'' if everything else 'unfinished '}job{' of yours' if mine else ''} matches {pattern!r}")
+    return msgspec.structs.replace(found, jobs=chosen, refused=(), next="")
 
 
 def _snapshot(
-    shared: Context, job: str | None, everything: bool, mine: bool, elements: bool
+    shared: Context, job: str | None, everything: bool, mine: bool, elements: bool, pattern: str | None = None
 ) -> tuple[object, Iterable[str]]:
     """Return the state (equal as long as only time passes), and its display."""
     if job is not None:
         answer = shared.ask(GetJob(job=job), JobFound)
         return answer.job, fitted(render.job_lines(answer.job, answer.time_s))
-    jobs = _jobs(shared, everything, mine)
+    jobs = _jobs(shared, everything, mine, pattern)
     return (jobs.jobs, jobs.refused), _table(jobs, everything, mine, elements)
 
 

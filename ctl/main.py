@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..protocol.errors import ElasticError, UserError
 from .context import given, say
-from .overview import other_option, other_word, screen
+from .overview import ONE_WORD_MORE, other_option, other_word, screen
 
 # ClickException, whose module depends on typer's version: newer ones carry click inside.
 COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
@@ -171,7 +171,10 @@ def _explained(error: Exception) -> int:
     text = error.format_message()  # type: ignore[attr-defined]
     if type(error).__name__ != "NoArgsIsHelpError":
         context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
-        text = other_option(context.info_name if context else "", option or "") or text
+        command = context.info_name if context else ""
+        text = other_option(command, option or "") or text
+        if "unexpected extra argument" in text and command in ONE_WORD_MORE:
+            text = ONE_WORD_MORE[command]
         say(f"elasticctl: {' '.join(text.split())}")
         return 2
     try:

@@ -108,6 +108,15 @@ OTHER_OPTIONS = {
 }
 
 
+# By command: what to type in place of one word too many.
+ONE_WORD_MORE = {
+    "explain": "`explain` is about one job",
+    "history": "`history` names no job: `status JOB` shows one that is over, `status 'sweep-*' --all` several",
+    "logs": "`logs` shows one job; `-f` follows it",
+    "status": "`status` takes one name, or a pattern for several: `status 'sweep-*'`",
+}
+
+
 @dataclass(frozen=True)
 class Group:
     """A group of commands: some with a line each, the others by name."""

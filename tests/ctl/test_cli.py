@@ -819,3 +819,21 @@ def test_closed_streams_are_like_empty_ones(cli: Cli, closed: str) -> None:
         assert done.returncode in (0, 1, 2)
         if "2>" in closed:
             assert "elasticctl:" not in done.stdout + done.stderr, "a remark is no answer"
+
+
+@pytest.mark.parametrize("words", ["status a b", "history a", "logs a b", "explain a b"])
+def test_one_word_too_many_is_answered_with_what_to_type(offline: Cli, words: str) -> None:
+    line = one_line(offline(*words.split(), code=2))
+    assert line == f"elasticctl: {overview.ONE_WORD_MORE[words.split()[0]]}"
+
+
+@pytest.mark.cluster
+def test_status_shows_arrays_and_patterns_also_when_they_are_over(cli: Cli) -> None:
+    cli("submit", "--array", "0-1", "--name", "swept", "--wait", "--", "true")
+    assert "is an array of 2 jobs: name one of swept-0-" in one_line(cli("status", "swept", code=2))
+    for pattern in ("swept", "swept-*", "swept-[01]-*"):
+        found = cli.json("status", pattern, "--all")["jobs"]
+        assert [view["spec"]["name"] for view in found] == ["swept-0", "swept-1"]
+        assert [line.split()[2] for line in cli("status", pattern, "--all").stdout.splitlines()[1:]] == ["finished"] * 2
+    assert "no job matches 'nosuch-*'" in one_line(cli("status", "nosuch-*", "--all", code=2))
+    assert "no unfinished job matches 'swept-*'" in one_line(cli("status", "swept-*", code=2))

@@ -142,7 +142,7 @@ OFFER = CounterOffer(steps=300, more_gpus=2)
     ],
 )  # fmt: skip
 def test_what_would_keep_a_deadline_is_among_the_changes_and_only_there(job: JobView, told: str) -> None:
-    for tried, gpus in ((0, ""), (7, "              its GPUs: nothing of 7 things that were tried")):
+    for tried, gpus in ((0, ""), (7, "              its GPUs: none of 7 changes that were tried would help")):
         lines = page(None, job, msgspec.structs.replace(WHY, remedies=(), tried=tried))
         (at,) = [at for at, line in enumerate(lines) if told in line]
         assert lines[at].startswith("  changes it  its deadline: what would ")
@@ -172,3 +172,12 @@ def test_a_job_that_is_over_says_when_and_why() -> None:
     over = Explanation(phase_since_s=NOW - 60.0, reasons=("cancelled by alice",))
     told = page(80, view(phase="cancelled"), over)
     assert told == ["digits-7: cancelled 1m00s ago; it asked for 2 to 8 GPUs", "  why         cancelled by alice"]
+
+
+def test_a_job_that_has_all_is_offered_no_change_and_one_that_helps_not_is_counted() -> None:
+    alone = msgspec.structs.replace(WHY, remedies=(), tried=0)
+    assert not any(
+        "changes it" in line for line in page(None, view(phase="running", share_gpus=8, elastic=True), alone)
+    )
+    lines = page(None, view(phase="pending", share_gpus=0), msgspec.structs.replace(alone, tried=1))
+    assert "  changes it  the one change that was tried would not help" in lines
