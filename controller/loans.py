@@ -41,3 +41,19 @@ def taken(cluster: Cluster) -> dict[str, int]:
             name = cordon.loan.removeprefix(RESERVATION)
             found[name] = found.get(name, 0) + 1
     return found
+
+
+def back_at(cluster: Cluster) -> dict[GpuAddress, tuple[str, float]]:
+    """Return the GPUs that are out of use for loans and reservations alone: the one that ends last, and its end (Unix time)."""
+    found: dict[GpuAddress, tuple[str, float]] = {}
+    for server, cordon in lent(cluster):
+        gpu = GpuAddress(server=server, index=cordon.gpu) if cordon.gpu is not None else None
+        session = cluster.servers.sessions.get(server)
+        if gpu is None or session is None or not session.alive or not cluster.servers.fit(server):
+            continue
+        taint = cluster.servers.taint(gpu)
+        cordons = [one for one in cluster.servers.overruled[server].cordons if one.covers(gpu.index)]
+        if taint is None or taint.fault is not None or not all(one.loan and one.until_s is not None for one in cordons):
+            continue
+        found[gpu] = max(((one.loan, one.until_s or 0.0) for one in cordons), key=lambda one: one[1])
+    return found

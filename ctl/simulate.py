@@ -182,6 +182,14 @@ def simulate(
         str | None,
         typer.Option(metavar="COLUMN", help="Column of the trace that names accounts.", show_default=False),
     ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="When the first job is submitted, for reservations of policy files: 2026-11-30T08:00+01:00.",
+            show_default=False,
+        ),
+    ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(
@@ -235,6 +243,7 @@ def simulate(
         explain=None if explain is None else JobId(explain),
         tells=tells,
         failures=files.failures(failures),
+        begins_s=files.begins_s(begin, "--begin"),
     )
     if profiles is None:
         say(
@@ -266,6 +275,7 @@ def simulate(
         "tells": asdict(tells) if tells is not None else None,
         "users": str(users) if users else None,
         "account": account,
+        "begin": begin,
     }
     document = _document(trace, schedulers, inputs, found, sorted_by, grouped)
     if seeds > 1 and not tables.differ(document):
@@ -415,7 +425,9 @@ def _print_groups(by: str, found: Mapping[str, Any]) -> None:
 
 def _stage_names(setup: Setup) -> dict[str, Any]:
     quotas = {"quotas": render.plain(setup.quotas), "quotas_by": setup.quotas_by.value} if setup.quotas.any else {}
-    return {"packing": setup.packing, "placement": setup.placement.name, "admission": setup.admission.name, **quotas}
+    reserved = {"reservations": render.plain(setup.reservations)} if setup.reserved() else {}
+    names = {"packing": setup.packing, "placement": setup.placement.name, "admission": setup.admission.name}
+    return {**names, **quotas, **reserved}
 
 
 def _tell_stories(setup: Setup, results: Mapping[str, Result], file: Any) -> None:

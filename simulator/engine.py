@@ -18,6 +18,7 @@ in a special way:
   far;
 * `IncrementalPlacement` (`scheduler.placement`), or `Typed` (`typed`): the GPUs of each job;
 * `Outages` (`failures`): the GPUs that are out of order;
+* `Reserved` (`reserved`): the GPUs that are out of use from one time to another;
 * `Tenants` (`tenants`): the owners of the jobs, with their quotas;
 * `Outcome` (`outcome`): the results.
 
@@ -30,7 +31,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -47,6 +49,7 @@ from ..scheduler.policies.base import Policy
 from ..scheduler.policies.elasticflow import Elasticflow
 from ..scheduler.profiles.tables import Table
 from ..scheduler.quotas.dividing import Tenancy
+from ..scheduler.sets import union
 from ..scheduler.view import NO_SCHEDULES, ClusterView, Gpus, JobTable, ServerInView
 from .allowances import covering
 from .costs import NONE, Costs
@@ -57,6 +60,7 @@ from .learning import MeasuredCurves
 from .outcome import Blocking, Outcome
 from .owners import By
 from .progress import Progress
+from .reserved import Period, Reserved
 from .tenants import Tenants
 from .typed import Typed, differs
 from .workload import Begun, Workload
@@ -83,18 +87,22 @@ class Simulation:
         begun: Begun | None = None,
         tenancy: Tenancy | None = None,
         deadlines: Deadlines | None = None,
+        reserved: Sequence[Period] = (),
     ) -> None:
         """`packing`: shares are regulated so that no two jobs share a server's network (AFS 4.4).
 
         `watch`: called with each decision. `measuring`: how the policy finds out how jobs scale; None: it knows.
         `begun`: the state from which the simulation goes on; None: an empty cluster. `tenancy`: the owner of each job of
         the workload, and the quotas; None: there are no quotas. `deadlines`: those to keep beside the policy; None: those that
-        the admission promises.
+        the admission promises. `reserved`: when GPUs are out of use.
         """
         policy, admission = covering(policy, costs), covering(admission, costs)
         self._outages = None if failures is None else Outages(failures, cluster, seed)
         fixed = frozenset() if begun is None else frozenset(begun.fixed.nonzero()[0].tolist())
-        self._typed = Typed(workload, cluster, fixed) if failures is not None or differs(workload, cluster) else None
+        self._reserved = Reserved(reserved, cluster) if reserved else None
+        some_away = failures is not None or self._reserved is not None
+        places = some_away or (tenancy is not None and bool(tenancy.stays)) or differs(workload, cluster)
+        self._typed = Typed(workload, cluster, fixed) if places else None
         self._load = workload
         self._cluster = cluster
         self._packing = packing
@@ -145,6 +153,7 @@ class Simulation:
                 ended += over
                 progress(ended)
             failed = self._fail()
+            failed |= self._reserve()
             if arrived or learned or over or failed or at >= self._review_s:
                 self._decide()
                 self._idle_reviews = 0 if arrived or failed or len(self._jobs.run) else self._idle_reviews + 1
@@ -190,6 +199,8 @@ class Simulation:
         arrival = self._submit_s[self._jobs.next]
         if not len(self._jobs):
             return arrival  # a review of no job changes nothing, and a policy may ask for one without end
+        if self._reserved is not None:
+            arrival = min(arrival, self._reserved.next_s(self._now))
         if not len(self._jobs.run):  # failures change nothing then
             repair_s = math.inf if self._outages is None else self._outages.repair_s()
             return min(arrival, self._review_s, repair_s)
@@ -242,7 +253,9 @@ class Simulation:
         view = self._view(table, {} if self._typed is None else self._by_row())
         newcomers = range(len(table) - count, len(table))
         if isinstance(self._admission, ElasticflowAdmission):
-            answers, self._schedules = self._admission.answers(view, newcomers, self._tenants.promised(table.rows))
+            busy = self._reserved.busy(self._now) if self._reserved is not None else ()
+            promised = self._tenants.promised(table.rows)
+            answers, self._schedules = self._admission.answers(view, newcomers, promised, busy)
         else:
             answers = self._admission.refusals(view, newcomers)
         refused = sorted(answers)
@@ -293,6 +306,17 @@ class Simulation:
             self._change(moves)
         return True
 
+    def _reserve(self) -> bool:
+        """Take GPUs that are reserved from now on, and return others; return whether there were any. Jobs leave these GPUs
+        with the next decision, which cannot give them to any job.
+        """
+        if self._reserved is None or self._typed is None:
+            return False
+        typed, reserved = self._typed, self._reserved
+        changed = reserved.advance(self._now, union(typed.gpus.values()), union(typed.kept.values()), typed.down)
+        typed.reserved = reserved.gpus
+        return changed
+
     def _rescale(self, typed: Typed, moves: Mapping[int, tuple[Gpus, Gpus]]) -> None:
         """Let jobs scale as on the GPUs that they get."""
         for job, (_, after) in moves.items():
@@ -334,13 +358,16 @@ class Simulation:
         table = self._sees()
         view = self._view(table, self._by_row())
         began = time.perf_counter()
+        deadlines = self._deadlines
+        if deadlines is not None and self._reserved is not None:
+            deadlines = replace(deadlines, busy=self._reserved.busy(self._now))
         decided = decide(
             view,
             self._policy,
             self._rng,
             self._packing,
             placement=self._placement,
-            deadlines=self._deadlines,
+            deadlines=deadlines,
             tenancy=self._tenants.of(table.rows),
         )
         self.outcome.decision_s.append(time.perf_counter() - began)
@@ -375,6 +402,9 @@ class Simulation:
         """Return the placements by row, as policies know them."""
         begin = self._jobs.begin
         held = (self._typed or self._placements).gpus
+        if self._typed is not None and self._typed.reserved:
+            away = self._typed.reserved
+            held = {job: left for job, gpus in held.items() if (left := gpus & ~away)}
         numbers = sorted(held)
         places = self._jobs.places(numbers).tolist()
         return {place - begin: held[job] for place, job in zip(places, numbers, strict=True)}

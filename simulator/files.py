@@ -12,6 +12,7 @@ from ..scheduler.options import WrongOption, convert, plain
 from ..scheduler.plugin import PolicyError
 from ..scheduler.policies import NAMES
 from ..scheduler.profiles.tables import Table, read
+from ..scheduler.quotas.reservations import unix_s
 from ..scheduler.quotas.terms import NO_QUOTAS, Quotas
 from ..scheduler.scheduler import Choice as PolicyFile
 from ..scheduler.scheduler import Scheduler, Stages, load_scheduler, load_stages
@@ -166,3 +167,11 @@ def conditions(texts: Iterable[str]) -> dict[str, list[str]]:
             raise UserError(f"--where: {text!r} is not COLUMN=VALUE")
         found.setdefault(column, []).append(value)
     return found
+
+
+def begins_s(given: str | None, where: str) -> float | None:
+    """Return the Unix time at which a trace begins. Raises UserError, naming `where`."""
+    try:
+        return None if given is None else unix_s(where, given)
+    except ValueError as error:
+        raise UserError(str(error)) from None

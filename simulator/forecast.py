@@ -35,10 +35,11 @@ from ..scheduler.length_statistics import NOTHING_ENDED, Ended
 from ..scheduler.policies.expected_lengths import at_quantiles_s
 from ..scheduler.quotas.dividing import Tenancy
 from ..scheduler.scheduler import Scheduler, load_scheduler
-from ..scheduler.sets import union
-from ..scheduler.view import Kinds, ServerInView, gpus_by_sort, limit_for
+from ..scheduler.sets import some, union
+from ..scheduler.view import Gpus, Kinds, ServerInView, gpus_by_sort, limit_for
 from .costs import BACKGROUND
 from .engine import Simulation
+from .reserved import Period
 from .workload import Begun, Workload
 
 RUNS, FEWEST_RUNS = 40, 10
@@ -181,10 +182,22 @@ def _run(
         placement=stages.placement,
         begun=table.begun,
         deadlines=_deadlines(outlook, scheduler),
-        tenancy=Tenancy(stages.quotas, table.users) if stages.quotas.any else None,
+        tenancy=Tenancy(stages.quotas, table.users, stays=table.fixed) if stages.quotas.any else None,
+        reserved=_reserved(outlook, scheduler),
     )
     start_s = float(simulation.run(check_time, until_started=target).start_s[target])
     return math.inf if math.isnan(start_s) else start_s
+
+
+def _reserved(outlook: Outlook, scheduler: Scheduler) -> list[Period]:
+    """Return when GPUs are out of use for reservations, and for loans that have begun (s from now)."""
+    away = {(one.reservation, one.until_s): sum(1 << gpu for gpu in one.gpus) for one in outlook.away}
+    now, found = outlook.time_s, []
+    for one in scheduler.stages.reservations:
+        taken = away.pop((one.name, one.to_s), 0)
+        if one.to_s > now:
+            found.append(Period(one.from_s - now, one.to_s - now, one.gpus, taken))
+    return found + [Period(0.0, until_s - now, gpus.bit_count(), gpus) for (_, until_s), gpus in away.items()]
 
 
 def _deadlines(outlook: Outlook, scheduler: Scheduler) -> Deadlines | None:
@@ -271,6 +284,7 @@ class _Table:
         since_s = np.where(share[: len(jobs)] > 0, math.nan, np.array(waiting_s) - now)
         asked = [*(job.demand for job in jobs), *(each.demand for each in arrivals)]
         due = [job.deadline_s for job in jobs]
+        self.fixed = frozenset(number for number, job in enumerate(jobs) if job.fixed)
         self.users = [*(job.user for job in jobs), *(each.user for each in arrivals)]
         self.workload = Workload(
             names=[*(job.job for job in jobs), *(JobId(f"arrival-{number}") for number in range(new))],
@@ -297,8 +311,19 @@ class _Table:
             changes=_ints(of("changes")),
             fixed=_ints(of("fixed")),
             by_hand=np.array([job.by_hand or 0 for job in jobs] + [0] * new, dtype=np.int64),
-            gpus=[sum(1 << at for at in job.held) for job in jobs],
+            gpus=_held(jobs, total),
         )
+
+
+def _held(jobs: Sequence[OutlookJob], total: int) -> list[Gpus]:
+    """Return the GPUs of each job. One that has GPUs whose places are not told, as by an older controller, has any."""
+    found = [sum(1 << at for at in job.held) for job in jobs]
+    free = ((1 << total) - 1) & ~union(found)
+    for number, job in enumerate(jobs):
+        if job.share and not found[number]:
+            found[number] = some(job.share, free)
+            free &= ~found[number]
+    return found
 
 
 def _ints(values: Floats) -> Ints:

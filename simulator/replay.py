@@ -101,11 +101,13 @@ def prepare(
     explain: JobId | None = None,
     tells: Telling | None = None,
     failures: Rates | Table | None = None,
+    begins_s: float | None = None,
 ) -> list[Prepared]:
     """Return one workload for each seed; files are read once.
 
     `tells`: which jobs report their lengths, in place of the trace's reports. `schedulers`: those that are to run, some
-    with quotas of their own; `quotas_from`: where the quotas of `stages` stand.
+    with quotas of their own; `quotas_from`: where the quotas of `stages` stand. `begins_s`: Unix time of the first
+    submission, for reservations.
 
     Raises UserError, naming file and line, if something cannot be simulated.
     """
@@ -120,14 +122,15 @@ def prepare(
     jobs = whole.up_to(gpus) if drop_larger else whole
     types = list(names) if gpu_type is None and len(names) > 1 else []
     by = quota_checks.owner(jobs, quotas_by)
-    notes = (*_never_fit(jobs, cluster), *_notes(jobs, gpus, by, stages, quotas_from, schedulers))
+    notes = (*_never_fit(jobs, cluster), *_notes(jobs, gpus, by, stages, quotas_from, schedulers, begins_s is not None))
+    reserves = begins_s is not None and any(one.stages.reservations for one in schedulers.values())
     found = []
     for seed in seeds:
         assigned = assign(jobs, gpus, tables, seed, cap_at_request, random_models, curves_known, types)
-        if not curves_known and (failures is not None or differs(assigned.workload, cluster)):
+        if not curves_known and (failures is not None or reserves or differs(assigned.workload, cluster)):
             raise UserError(
-                "curves: measured: not with failures, with several types of GPUs, or for jobs that ask for GPUs, cores or "
-                "memory"
+                "curves: measured: not with failures, reservations or several types of GPUs, nor for jobs that ask for GPUs, "
+                "cores or memory"
             )
         if tells is not None:
             load = assigned.workload
@@ -145,6 +148,7 @@ def prepare(
             curves_known,
             stages.quotas,
             by,
+            begins_s,
         )
         if failures is not None:
             Outages(failures, cluster, seed)  # a mistake in a trace is found before hours of simulation
@@ -166,7 +170,13 @@ def _never_fit(trace: Trace, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _notes(
-    trace: Trace, gpus: int, by: By, stages: Stages, quotas_from: str, schedulers: Mapping[str, Scheduler]
+    trace: Trace,
+    gpus: int,
+    by: By,
+    stages: Stages,
+    quotas_from: str,
+    schedulers: Mapping[str, Scheduler],
+    begins: bool,
 ) -> tuple[str, ...]:
     """Return remarks on quotas and reservations. Raises UserError if the quotas of a scheduler do not suit the trace."""
     said: dict[str, None] = {}
@@ -176,8 +186,9 @@ def _notes(
             source = quotas_from if own is stages.quotas else one.source or label
             quota_checks.check(own, by, trace, source)
             said |= dict.fromkeys(filter(None, [quota_checks.remark(own, by, trace, gpus)]))
-        if one.stages.reservations:
-            said[f"{label}: its reservations by time are not simulated"] = None
+        if one.stages.reservations and not begins:
+            why = "--begin TIME says when the first job of the trace is submitted"
+            said[f"{label}: its reservations by time are not simulated: {why}"] = None
     return tuple(said)
 
 
@@ -301,6 +312,7 @@ def simulate(
     quotas_by: str | None = None,
     users: str | Path | Columns | DataFrame | None = None,
     account: str | None = None,
+    begin: str | None = None,
     processes: int = 1,
 ) -> Replays:
     """Replay a trace of jobs under some policies, in virtual time. Arguments have the names of the options of
@@ -313,7 +325,8 @@ def simulate(
     document such as ``{"servers": [{"gpus": 8, "count": 2}]}``. overhead: a preset, a file, or `Costs`. failures: a
     trace, or rates as a YAML file or a document. quotas: a policy file, or a document such as ``{"quotas": {"users":
     {"alice": {"gpus": 4}}}}``, for users or accounts (quotas_by). users: a table with the user of each job. account: the
-    column of the trace that names accounts. explain: a job for `Replay.explain`. processes: simulated at a time; with
+    column of the trace that names accounts. begin: when its first job is submitted (``2026-11-30T08:00+01:00``), for
+    reservations of policy files. explain: a job for `Replay.explain`. processes: simulated at a time; with
     more than one the calling program must be importable (``if __name__ == "__main__"``).
 
     Returns the results by policy, in the order given; the same arguments give the same results, except `wall_s` and the
@@ -348,6 +361,7 @@ def simulate(
         explain=None if explain is None else JobId(explain),
         tells=telling(told, errors, early),
         failures=files.failures(failures),
+        begins_s=files.begins_s(begin, "begin"),
     )
     runs = run_seeds([one.setup for one in prepared], schedulers, processes=processes)
     found = {}
@@ -393,6 +407,7 @@ def own_setups(setup: Setup, schedulers: Mapping[str, Scheduler]) -> dict[str, S
             placement=stages.placement,
             admission=stages.admission,
             quotas=stages.quotas,
+            reservations=stages.reservations,
         )
         if own.stages != setup.stages:
             found[name] = own

@@ -31,6 +31,7 @@ from ..scheduler.placement.registry import FEWEST_SERVERS, Placement
 from ..scheduler.policies.base import Policy
 from ..scheduler.profiles.tables import Table
 from ..scheduler.quotas.dividing import Tenancy
+from ..scheduler.quotas.reservations import TimedReservation
 from ..scheduler.quotas.terms import NO_QUOTAS, Quotas
 from .assign import Assigned
 from .clusters import Cluster
@@ -41,6 +42,7 @@ from .failures import Rates
 from .metrics import Metrics, measure
 from .outcome import Flags, Outcome
 from .owners import By
+from .reserved import Period
 
 REPORT_S = 0.2
 
@@ -63,15 +65,24 @@ class Setup:
     curves_known: bool = True  # False: policies see only the measurements of a job's throughput so far
     quotas: Quotas = NO_QUOTAS
     quotas_by: By = By.USER  # the owners to which quotas apply
+    begins_s: float | None = None  # Unix time of the first submission; None: unknown, and reservations are left out
+    reservations: tuple[TimedReservation, ...] = ()
 
     @property
     def gpus(self) -> int:
         return sum(len(server.gpus) for server in self.cluster)
 
     @property
-    def stages(self) -> tuple[bool, Placement, Admission, Quotas]:
+    def stages(self) -> tuple[bool, Placement, Admission, Quotas, tuple[TimedReservation, ...]]:
         """The stages around the policy."""
-        return self.packing, self.placement, self.admission, self.quotas
+        return self.packing, self.placement, self.admission, self.quotas, self.reservations
+
+    def reserved(self) -> list[Period]:
+        """Return when GPUs are out of use, in seconds from the first submission."""
+        if self.begins_s is None:
+            return []
+        ends = [(one, one.to_s - self.begins_s) for one in self.reservations]
+        return [Period(one.from_s - self.begins_s, to_s, one.gpus) for one, to_s in ends if to_s > 0.0]
 
     def tenancy(self) -> Tenancy | None:
         """Return the owners of all jobs with their quotas; None if there are no quotas."""
@@ -141,6 +152,7 @@ def run(setup: Setup, policy: Policy, progress: Callable[[int], None] = lambda _
         measuring,
         setup.failures,
         tenancy=setup.tenancy(),
+        reserved=setup.reserved(),
     )
     outcome = simulation.run(progress)
     return Result(

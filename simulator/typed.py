@@ -30,6 +30,7 @@ class Typed:
         """fixed: jobs that keep their GPUs until they end."""
         self.gpus: dict[int, Gpus] = {}  # of all jobs that have some
         self.down: Gpus = 0  # out of order
+        self.reserved: Gpus = 0  # out of use for a while (`reserved`)
         self._workload = workload
         self._fixed = fixed
         self._sorts = gpus_by_sort(cluster)
@@ -40,12 +41,17 @@ class Typed:
         self._known: dict[Demand, tuple[Gpus, ...]] = {}  # options of demands, with all GPUs
         self._mixes: dict[tuple[int, int, tuple[tuple[str, int], ...]], int] = {}
 
+    @property
+    def kept(self) -> dict[int, Gpus]:
+        """The GPUs of the jobs that keep theirs until they end."""
+        return {job: self.gpus[job] for job in self._fixed if job in self.gpus}
+
     def limits(self, jobs: JobTable) -> tuple[tuple[Limit, ...], Ints | None]:
         """Return the distinct limits of the jobs, and for each row the index of its limit; None: there is no job."""
         if not len(jobs):
             return (), None
-        kept = {job: self.gpus[job] for job in self._fixed if job in self.gpus}
-        away = self.down | union(kept.values())
+        kept = self.kept
+        away = self.down | self.reserved | union(kept.values())
         own = [(self._demands[number], kept.get(number, 0)) for number in jobs.rows.tolist()]
         numbers = {limited: at for at, limited in enumerate(dict.fromkeys(own))}
         limits = [

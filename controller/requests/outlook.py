@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from ...protocol.messages import Outlook, OutlookJob
+from ...protocol.messages import Away, Outlook, OutlookJob
 from ...protocol.model import GpuAddress, JobId
 from ...scheduler.kinds import Demand
 from ...scheduler.length_statistics import Ended
@@ -21,6 +22,7 @@ from ...scheduler.scheduler import document
 from ...scheduler.view import UNKNOWN_S, ClusterView, Columns, JobTable, ServerInView
 from ..cluster import Cluster
 from ..jobs.job import Job
+from ..loans import RESERVATION, back_at
 from ..reconcile.snapshot import snapshot
 
 MOST_JOBS = 5_000  # in an answer, which takes as long as a decision about them
@@ -36,11 +38,11 @@ def outlook(cluster: Cluster, now: float, user: str) -> Outlook | None:
         return None
     if obstacle := _obstacle(cluster):
         return Outlook(time_s=now, obstacle=obstacle)
-    view = snapshot(cluster, now).view
+    view, away = snapshot(cluster, now).view, back_at(cluster)
     jobs, rows = cluster.jobs.rows.jobs(frozenset(), with_fixed=True)
     if len(jobs) > MOST_JOBS:
         return Outlook(time_s=now, obstacle=f"there are more than {MOST_JOBS} jobs")
-    usable = _usable(cluster, view)
+    usable = _usable(cluster, view).union(away)
     there = tuple(session.whole for _, session in sorted(cluster.servers.sessions.items()) if session.alive)
     columns, curves = cluster.jobs.rows.columns(rows, now, len(usable), there, None)
     most = _most(columns, len(usable))
@@ -73,6 +75,7 @@ def outlook(cluster: Cluster, now: float, user: str) -> Outlook | None:
         arrival_demands=tuple(demands.number(Demand.of(job.spec)) for job in lately),
         demands=demands.documents(),
         kinds=tuple(msgspec.to_builtins(each.kinds) for each in servers),
+        away=_away(away, place),
     )
 
 
@@ -99,22 +102,25 @@ def _most(columns: Columns, total: int) -> dict[int, int]:
     return found
 
 
-def facts(
-    job: JobId,
-    columns: Columns | JobTable,
-    row: int,
-    curve: int,
-    share: int,
-    fixed: bool = False,
-    by_hand: int | None = None,
-    limit_s: float | None = None,
-    user: str = "",
-    promised: bool = False,
-) -> OutlookJob:
-    """Return the data of the job of this row.
+@dataclass(frozen=True)
+class Terms:
+    """Facts about a job that policies do not see.
 
-    curve: index of its curve in the outlook. limit_s: limit of its time with GPUs (s).
+    `fixed`: it cannot be resized. `by_hand`: the share that was set by hand. `limit_s`: limit of its time with GPUs (s).
+    `promised`: its deadline is promised.
     """
+
+    fixed: bool = False
+    by_hand: int | None = None
+    limit_s: float | None = None
+    user: str = ""
+    promised: bool = False
+
+
+def facts(
+    job: JobId, columns: Columns | JobTable, row: int, curve: int, share: int, terms: Terms = Terms()
+) -> OutlookJob:
+    """Return the data of the job of this row. curve: index of its curve in the outlook. share: the GPUs that it has."""
     waiting_s, executed_s = float(columns.waiting_since_s[row]), float(columns.executed_s[row])
     return OutlookJob(
         job=job,
@@ -131,29 +137,25 @@ def facts(
         done_s=float(columns.done_s[row]),
         left_s=None if columns.left_s[row] >= UNKNOWN_S else float(columns.left_s[row]),
         share=share,
-        fixed=fixed,
-        by_hand=by_hand,
-        time_left_s=None if limit_s is None else max(0.0, limit_s - executed_s),
-        user=user,
+        fixed=terms.fixed,
+        by_hand=terms.by_hand,
+        time_left_s=None if terms.limit_s is None else max(0.0, terms.limit_s - executed_s),
+        user=terms.user,
         deadline_s=None if math.isnan(columns.deadline_s[row]) else float(columns.deadline_s[row]),
-        promised=promised,
+        promised=terms.promised,
     )
 
 
 def _view(job: Job, columns: Columns, row: int, curve_of: Mapping[int, int], never_joins: bool) -> OutlookJob:
     """Return the data of the job of this row. curve_of: indices of the curves in the outlook."""
-    return facts(
-        job.id,
-        columns,
-        row,
-        curve_of[int(columns.curve[row])],
-        len(job.own_gpus),
-        never_joins or job.gang,
-        job.record.manual_share,
-        job.spec.time_limit_s,
-        job.user,
-        job.promised,
+    terms = Terms(
+        fixed=never_joins or job.gang,
+        by_hand=job.record.manual_share,
+        limit_s=job.spec.time_limit_s,
+        user=job.user,
+        promised=job.promised,
     )
+    return facts(job.id, columns, row, curve_of[int(columns.curve[row])], len(job.own_gpus), terms)
 
 
 def _lengths(cluster: Cluster) -> Ended:
@@ -170,9 +172,16 @@ def _obstacle(cluster: Cluster) -> str:
     scheduler = cluster.planning.decider.scheduler
     if isinstance(scheduler.policy, LoadedPlugin):
         return "the policy is a Python file on the controller's host"
-    if scheduler.stages.reservations:
-        return "some GPUs are reserved for a period"
     return ""
+
+
+def _away(away: Mapping[GpuAddress, tuple[str, float]], place: Mapping[GpuAddress, int]) -> tuple[Away, ...]:
+    """Return the loans and reservations with their GPUs."""
+    found: dict[tuple[str, float], list[int]] = {}
+    for gpu, (loan, until_s) in away.items():
+        name = loan.removeprefix(RESERVATION) if loan.startswith(RESERVATION) else ""
+        found.setdefault((name, until_s), []).append(place[gpu])
+    return tuple(Away(reservation=name, until_s=until_s, gpus=tuple(gpus)) for (name, until_s), gpus in found.items())
 
 
 def _held(job: Job, place: Mapping[GpuAddress, int]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from ...scheduler.quotas.terms import NO_QUOTAS
 from ..cluster import Cluster
 from ..jobs.job import Job
 from ..jobs.records import Submission
+from ..loans import RESERVATION
 from ..reconcile import what_if
 from ..reconcile.stable_decision import Outcome
 from ..reconcile.what_if import Change, Hypothesis, outcome, share_of
@@ -204,7 +205,10 @@ class Remedies:
                     change = _uncordoned(server, lambda gpu, loan, own=cordon.gpu: not loan and gpu == own)
                     yield "uncordon", f"{where} is used again", change, f"uncordon {where}"
         for loan, servers in loans.items():
-            yield "reclaim", f"{loan} ends", _reclaimed(loan, servers), f"reclaim {loan}"
+            ends, command = f"{loan} ends", f"reclaim {loan}"
+            if loan.startswith(RESERVATION):
+                ends, command = f"the reservation {loan.removeprefix(RESERVATION)} is not in the policy file", ""
+            yield "reclaim", ends, _reclaimed(loan, servers), command
         for server, session in sorted(cluster.servers.sessions.items()):
             if not session.alive:
                 yield "server-back", f"server {server} is back", _back(server), ""

@@ -31,6 +31,7 @@ from .agents import (
 )
 from .answers import (
     Answer,
+    Away,
     Cancelled,
     Checkpointed,
     Controllers,
@@ -170,6 +171,7 @@ __all__ = [
     "AgentHeartbeat",
     "AgentHello",
     "Answer",
+    "Away",
     "Cancel",
     "Cancelled",
     "Checkpoint",

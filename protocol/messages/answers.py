@@ -72,13 +72,23 @@ class OutlookJob(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     promised: bool = False  # whether that is a hard deadline with a final promise
 
 
+class Away(Message, frozen=True, kw_only=True):
+    """GPUs out of use for a reservation of the policy file, or for a loan (`reservation` is "")."""
+
+    reservation: str
+    until_s: float  # Unix time
+    gpus: tuple[int, ...]  # numbers, as `OutlookJob.held`
+
+
 class Outlook(Message, frozen=True, kw_only=True):
     """The facts from which a simulation can run forward, or why none can."""
 
     time_s: float
-    obstacle: str = ""  # why a simulation would be wrong: "some GPUs are reserved for a period"; "": it can be made
+    obstacle: str = ""  # why a simulation would be wrong: "there are more than 5000 jobs"; "": it can be made
     policy: dict[str, Any] = {}  # a policy file
-    servers: tuple[tuple[ServerId, int], ...] = ()  # connected servers, with their numbers of usable GPUs
+    servers: tuple[
+        tuple[ServerId, int], ...
+    ] = ()  # connected servers, with their numbers of usable GPUs, and of those that are lent or reserved for a time
     jobs: tuple[OutlookJob, ...] = ()  # in the order of submission, without those that may not have GPUs now
     speedups: tuple[tuple[float, ...], ...] = ()  # T(n) / T(1) for n = 0, 1, ... the largest share that a job may have
     lengths: tuple[
@@ -91,6 +101,7 @@ class Outlook(Message, frozen=True, kw_only=True):
     demands: tuple[dict[str, Any], ...] = ()  # distinct demands for GPUs (`scheduler.kinds.Demand`)
     kinds: tuple[dict[str, Any], ...] = ()  # of the GPUs on each server (`scheduler.view.Kinds`)
     arrival_demands: tuple[int, ...] = ()  # of the jobs submitted lately, as `OutlookJob.demand`
+    away: tuple[Away, ...] = ()  # GPUs that are lent or reserved now
 
 
 class Jobs(Message, frozen=True, kw_only=True):

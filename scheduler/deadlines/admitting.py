@@ -14,7 +14,7 @@ from ..view import UNKNOWN_S, ClusterView, JobTable, Schedules
 from .foresee import Job, late
 from .messages import refusal_message
 from .pool_assignment import chosen, decided, settled
-from .table import DeadlineTerms, schedules, situations
+from .table import Busy, DeadlineTerms, schedules, situations
 
 
 class PromisedTime(Protocol):
@@ -53,14 +53,16 @@ class ElasticflowAdmission:
         return self.answers(view, newcomers)[0]
 
     def answers(
-        self, view: ClusterView, newcomers: Sequence[int], bound: PromisedTime | None = None
+        self, view: ClusterView, newcomers: Sequence[int], bound: PromisedTime | None = None, busy: Busy = ()
     ) -> tuple[Mapping[int, str], Schedules]:
         """Return the refusals as `refusals`, and the plan of all promised jobs after them, from which the next decision
-        continues. `bound`: of the GPU time that may be promised, before any is added; None: there is none."""
+        continues. `bound`: of the GPU time that may be promised, before any is added; None: there is none. `busy`: as in
+        `situations`.
+        """
         refused = dict.fromkeys(
             untold(view.jobs, newcomers), "its deadline cannot be promised: how long it takes is not told"
         )
-        present, asked = situations(view, newcomers, self.parameters)
+        present, asked = situations(view, newcomers, self.parameters, busy)
         if not asked:
             return refused, view.jobs.schedules
         verdicts, plans = decided(present, asked, self._offers)

@@ -65,7 +65,9 @@ class Tenancy:
 
     def cut(self, rows: Ints) -> Tenancy:
         """Return the tenancy of these rows alone."""
-        return Tenancy(self.quotas, [self.owners[row] for row in rows.tolist()], self.held)
+        chosen = rows.tolist()
+        stays = frozenset(at for at, row in enumerate(chosen) if row in self.stays) if self.stays else self.stays
+        return Tenancy(self.quotas, [self.owners[row] for row in chosen], self.held, stays)
 
 
 def by_quota(sharing: Sharing, jobs: JobTable, tenancy: Tenancy) -> Sharing:

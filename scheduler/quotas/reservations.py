@@ -39,17 +39,17 @@ class TimedReservation(
             raise ValueError(
                 "name: is not a name: letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
             )
-        if _unix_s("to", self.ends) <= _unix_s("from", self.starts):
+        if unix_s("to", self.ends) <= unix_s("from", self.starts):
             raise ValueError(f"to: is not after {self.starts}, where it begins")
 
     @property
     def from_s(self) -> float:
         """Unix time."""
-        return _unix_s("from", self.starts)
+        return unix_s("from", self.starts)
 
     @property
     def to_s(self) -> float:
-        return _unix_s("to", self.ends)
+        return unix_s("to", self.ends)
 
 
 def busy(reservations: Iterable[TimedReservation], taken: Mapping[str, int], now: float) -> Iterator[Busy]:
@@ -74,7 +74,8 @@ def repeated(reservations: Sequence[TimedReservation]) -> str:
     return next((name for at, name in enumerate(names) if name in names[:at]), "")
 
 
-def _unix_s(field: str, text: str) -> float:
+def unix_s(field: str, text: str) -> float:
+    """Return the Unix time of a text in ISO 8601 with a time zone. Raises ValueError, naming the field."""
     try:
         found = datetime.fromisoformat(text.strip())
     except ValueError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticd.protocol.messages import GetOutlook, Outlook, Pause, Scale
-from elasticd.protocol.model import Deadline, JobPhase
+from elasticd.protocol.messages import CordonServer, GetOutlook, GpusLent, LendGpus, Outlook, Pause, Scale
+from elasticd.protocol.model import Deadline, JobPhase, ServerId
 from elasticd.protocol.principals import Principal, Role
 from elasticd.scheduler.quotas.reservations import TimedReservation
 from elasticd.scheduler.quotas.terms import Quota, Quotas
@@ -137,12 +138,42 @@ def test_deadlines_are_facts() -> None:
     assert (found.deadline_s, found.promised) == (due.deadline_s, False)
 
 
+def test_reserved_and_lent_gpus_come_back_in_a_forecast_when_they_do_in_the_cluster() -> None:
+    begins, ends = (datetime.fromtimestamp(1000.0 + at, UTC).isoformat() for at in (30.0, 300.0))
+    world = World({"s1": 2, "s2": 2}, stages=Stages(reservations=(TimedReservation("class", 2, begins, ends),)))
+    before = world.submit(job_spec("before", 1, 1, time_limit_s=60.0, restarts=0))
+    world.pass_time(31.0)
+    assert isinstance(world.ask(LendGpus(gpus=1, for_s=100.0)), GpusLent)
+    waits = world.submit(job_spec("waits", 4, 4, restarts=0), who=ALICE)
+    world.turn()
+    found = outlook(world)
+    assert found.obstacle == ""
+    assert found.servers == (("s1", 2), ("s2", 2))
+    assert {(one.reservation, len(one.gpus)) for one in found.away} == {("class", 2), ("", 1)}
+    assert [one.until_s for one in found.away if one.reservation] == [1300.0]
+    low_s, high_s = starts(found, waits.id).interval_s
+    assert found.time_s + low_s == found.time_s + high_s == pytest.approx(1300.0)
+    for worker in world.running(before.id):
+        world.exit(worker, 0)
+    while not waits.record.target:
+        assert world.now < 1320.0
+        world.pass_time(1.0)
+    assert world.now >= 1300.0
+
+
+def test_faulty_gpus_do_not_come_back_when_their_loan_ends() -> None:
+    world = World({"s1": 4})
+    lent = world.ask(LendGpus(gpus=2, for_s=100.0))
+    assert isinstance(lent, GpusLent)
+    world.ask(CordonServer(server=ServerId("s1"), gpu=lent.gpus[0].index))
+    (away,) = outlook(world).away
+    assert len(away.gpus) == 1
+    assert outlook(world).servers == (("s1", 3),)
+
+
 def test_where_the_simulator_would_decide_otherwise_the_outlook_has_an_obstacle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    period = TimedReservation("class", 2, "2026-11-30T18:00+01:00", "2026-11-30T20:00+01:00")
-    found = outlook(World({"s1": 4}, stages=Stages(reservations=(period,))))
-    assert (found.obstacle, found.jobs) == ("some GPUs are reserved for a period", ())
     crowded = World({"s1": 4})
     crowded.submit(job_spec("one", 1, 4))
     monkeypatch.setattr("elasticd.controller.requests.outlook.MOST_JOBS", 0)

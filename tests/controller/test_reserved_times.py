@@ -15,6 +15,7 @@ from elasticd.protocol.messages import (
     EndLoan,
     EventKind,
     Forecast,
+    GetJob,
     GetPolicy,
     GetQuotas,
     PolicySet,
@@ -197,3 +198,12 @@ def test_times_that_yaml_reads_as_times_are_the_same_and_no_name_stands_twice() 
     assert load_scheduler(document(found), "again").stages.reservations == (told,)
     with pytest.raises(OperatorError, match="two of them are called class"):
         load_scheduler({"policy": "max-min", "reservations": [one, one]}, "file")
+
+
+def test_what_would_help_a_job_that_waits_for_reserved_gpus_is_a_change_of_the_policy_file() -> None:
+    """`reclaim` refuses to end a reservation."""
+    world = world_with(reserved(3, 0.0, 600.0))
+    job = world.submit(job_spec("gang", 4, 4, restarts=0))
+    remedies = world.ask(GetJob(job=job.id, explain=True)).explanation.remedies
+    (found,) = [one for one in remedies if one.kind == "reclaim"]
+    assert (found.text, found.command) == ("the reservation class is not in the policy file", "")

@@ -142,7 +142,7 @@ class World:
         self.logs: dict[str, bytes] = {}
         self.explanation = Explanation(phase_since_s=NOW_S - 60.0, reasons=("no GPU is idle",), policy="max-min")
         self.quotas = QuotasFound(quotas=(), total_gpus=8, time_s=NOW_S)
-        self.outlook = Outlook(time_s=NOW_S, obstacle="some GPUs are reserved for a period")
+        self.outlook = Outlook(time_s=NOW_S, obstacle="there are more than 5000 jobs")
         self.away = False
         self.slow_s = 0.0
         self.forbidden: set[str] = set()

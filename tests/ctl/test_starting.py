@@ -97,11 +97,11 @@ def test_a_job_that_waits_for_others_is_not_in_the_outlook_and_has_no_forecast()
 
 
 def test_an_obstacle_is_named() -> None:
-    found = Outlook(time_s=NOW, obstacle="some GPUs are reserved for a period")
+    found = Outlook(time_s=NOW, obstacle="there are more than 5000 jobs")
     for told in (starting.of_job(shared(found), view()), starting.of_spec(shared(found), spec())):
         assert told == (
-            "no forecast: some GPUs are reserved for a period",
-            {"obstacle": "some GPUs are reserved for a period"},
+            "no forecast: there are more than 5000 jobs",
+            {"obstacle": "there are more than 5000 jobs"},
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from msgspec import to_builtins
 
-from elasticd.protocol.messages import Outlook, OutlookJob
+from elasticd.protocol.messages import Away, Outlook, OutlookJob
 from elasticd.protocol.model import GpuRange, JobId, JobSpec, ServerId
 from elasticd.scheduler.amounts import Amounts, Capacity, Need
 from elasticd.scheduler.kinds import Demand, GpuSort
@@ -126,6 +127,42 @@ def test_a_new_job_is_the_last_in_the_queue() -> None:
     assert starts(after, JobId("new")).interval_s == pytest.approx((200.0 + START_S, 200.0 + START_S))
 
 
+def reservation(begins_s: float, ends_s: float, gpus: int) -> dict[str, Any]:
+    begins, ends = (datetime.fromtimestamp(NOW + at, UTC).isoformat() for at in (begins_s, ends_s))
+    return {"name": "course", "gpus": gpus, "from": begins, "to": ends}
+
+
+def test_a_job_that_needs_reserved_gpus_starts_at_the_end_of_the_reservation() -> None:
+    policy = {"policy": "max-min", "reservations": [reservation(-60.0, 500.0, 2)]}
+    away = (Away(reservation="course", until_s=NOW + 500.0, gpus=(0, 1)),)
+    found = msgspec.structs.replace(outlook(gang("a", 4)), policy=policy, away=away)
+    assert starts(found, JobId("a")).interval_s == pytest.approx((500.0, 500.0))
+    assert starts(msgspec.structs.replace(found, jobs=(job("a"),)), JobId("a")).interval_s == (0.0, 0.0)
+
+
+def test_a_reservation_that_comes_delays_what_does_not_start_before_it() -> None:
+    policy = {"policy": "fifo", "reservations": [reservation(50.0, 500.0, 4)]}
+    held = job("a", share=4, left_s=400.0, held=(0, 1, 2, 3))
+    found = msgspec.structs.replace(outlook(held, job("b")), policy=policy)
+    (after_s,) = set(starts(found, JobId("b")).after_s)
+    assert after_s > 500.0, "its GPUs are reserved after 50 s, and `a` has the rest of its work before it"
+    sooner = msgspec.structs.replace(found, policy={"policy": "fifo", "reservations": [reservation(150.0, 500.0, 4)]})
+    assert starts(sooner, JobId("b")).interval_s == pytest.approx((100.0, 100.0))
+
+
+def test_a_gang_keeps_its_gpus_and_a_reservation_takes_them_when_it_ends() -> None:
+    policy = {"policy": "fifo", "reservations": [reservation(50.0, 500.0, 4)]}
+    held = gang("a", 4, share=4, left_s=400.0, held=(0, 1, 2, 3))
+    found = msgspec.structs.replace(outlook(held, job("b")), policy=policy)
+    assert starts(found, JobId("b")).interval_s == pytest.approx((500.0, 500.0))
+
+
+def test_lent_gpus_come_back_at_the_end_of_their_loan() -> None:
+    away = (Away(reservation="", until_s=NOW + 300.0, gpus=(2, 3)),)
+    found = msgspec.structs.replace(outlook(gang("a", 3)), away=away)
+    assert starts(found, JobId("a")).interval_s == pytest.approx((300.0, 300.0))
+
+
 QUOTAS = {"users": {"alice": {"gpus": 2, "most_gpus": 2}, "bob": {"gpus": 2}}}
 
 
@@ -139,6 +176,16 @@ def test_quotas_decide_whose_job_starts_first() -> None:
     assert starts(bounded, JobId("c")).interval_s == pytest.approx((2000.0, 2000.0))
     new = with_job(bounded, JobId("new"), spec(1, 1, user="alice"))
     assert starts(new, JobId("new")).interval_s[0] >= 2000.0
+
+
+def test_a_gang_does_not_begin_on_gpus_that_quotas_guarantee_to_others() -> None:
+    """It could not give them back (`scheduler.quotas.pinned`)."""
+    policy = {"policy": "max-min", "quotas": {"users": {"alice": {"gpus": 2}, "bob": {"gpus": 2}}}}
+    held = job("a", share=4, left_s=400.0, user="alice", held=(0, 1, 2, 3))
+    beyond = msgspec.structs.replace(outlook(held, gang("b", 3, user="alice")), policy=policy)
+    assert starts(beyond, JobId("b")).interval_s == (math.inf, math.inf)
+    within = msgspec.structs.replace(outlook(held, gang("b", 2, user="alice")), policy=policy)
+    assert starts(within, JobId("b")).interval_s[1] <= 100.0
 
 
 def test_later_jobs_of_a_user_stay_within_the_users_quota() -> None:

@@ -198,7 +198,8 @@ def test_reservations_of_a_policy_file_are_said_to_be_left_out(tmp_path: Path) -
     own = {"policy": "max-min", "reservations": [{"name": "course", "gpus": 4, **span}]}
     (tmp_path / "trace.csv").write_text(TWO)
     found = simulate(tmp_path / "trace.csv", own, servers=1)
-    assert found.remarks == ("max-min: its reservations by time are not simulated",)
+    why = "--begin TIME says when the first job of the trace is submitted"
+    assert found.remarks == (f"max-min: its reservations by time are not simulated: {why}",)
 
 
 def test_guarantees_beyond_the_cluster_are_remarked(tmp_path: Path) -> None:

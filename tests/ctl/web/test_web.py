@@ -86,7 +86,7 @@ def test_documents_have_the_texts_of_the_commands(serve: Serve, world: World) ->
 
 def test_a_waiting_jobs_page_says_when_it_starts(serve: Serve, world: World) -> None:
     site = serve(world)
-    obstacle = "no forecast: some GPUs are reserved for a period"
+    obstacle = "no forecast: there are more than 5000 jobs"
     assert site.json("/api/jobs/bert-2/starts")["data"] == {"starts": obstacle}
     world.outlook = outlook("digits-1", "bert-2")
     assert site.json("/api/jobs/bert-2/starts")["data"] == {"starts": obstacle}, "computed once a minute"
