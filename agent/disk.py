@@ -32,6 +32,7 @@ from ..protocol.errors import OperatorError, PeerError
 from ..protocol.messages import LogPiece, ReadLog, StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
 from ..protocol.snapshots import File, unpack
+from ..protocol.texts import memory_text
 from ..protocol.times import RECORD_PATIENCE_S, RECORD_RETRY_S, SHIM_GRACE_S
 from ..runtime.logs import about
 from . import accounts, cgroups, privileges, shim, warm_key
@@ -483,7 +484,7 @@ class Disk:
         """Return the end of a worker with its reason corrected if its cgroup ran out of memory."""
         if end.exit_code == 0 or not cgroups.out_of_memory(record.cgroups) or self._rules.cgroups is None:
             return end
-        asked = f"each worker of the job asked for {record.memory_bytes / (1 << 30):.4g} GiB (--memory)"
+        asked = f"each worker of the job asked for {memory_text(record.memory_bytes)} (--memory)"
         text = asked if record.memory_bytes else self._rules.cgroups.memory_text
         why = f"out of memory ({text}): {end.reason}"
         return ExitRecord(end.exit_code, why[: shim.MAX_REASON_CHARACTERS], Fault.KILLED)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.messages import JobView
-from ..protocol.texts import gpu_count
+from ..protocol.texts import gpu_count, memory_text
 from .formatting import span
 from .render import memory, percent, use_texts
 
@@ -105,7 +105,7 @@ def _notes(view: JobView, queued_s: float, interrupted_s: float) -> list[tuple[f
     found += _of_use(view)
     ends = [worker for worker in view.past_workers if worker.reason.startswith(OUT_OF_MEMORY)]
     if ends:
-        asked = f"{spec.memory_bytes / (1 << 30):.4g} GiB" if spec.memory_bytes else "no amount"
+        asked = memory_text(spec.memory_bytes) if spec.memory_bytes else "no amount"
         found.append(
             (1.0, f"{len(ends)} of its workers ran out of memory; each asks for {asked}: ask for more (--memory)")
         )
@@ -128,7 +128,7 @@ def _of_use(view: JobView) -> list[tuple[float, str]]:
         found.append((1 - use.busy, f"its GPUs computed for {percent(use.busy)} of the time: {instead}"))
     if sampled and use.memory_bytes and spec.memory_bytes - FAR * use.memory_bytes >= GIB:
         enough = max(1, math.ceil(ROOM * use.memory_bytes / GIB))
-        asked = f"each worker asked for {spec.memory_bytes / GIB:.4g} GiB and used {memory(use.memory_bytes)} at most"
+        asked = f"each worker asked for {memory_text(spec.memory_bytes)} and used {memory(use.memory_bytes)} at most"
         found.append((WORTH, f"{asked}: --memory {enough}GiB leaves the rest to others"))
     if sampled and use.cores is not None and spec.cpus - FAR * use.cores >= 1:
         enough = max(1, math.ceil(ROOM * use.cores))

@@ -70,3 +70,11 @@ def changes(offer: CounterOffer, deadline: str, left: str = "") -> list[str]:
     if offer.consent:
         found.append(f"{', '.join(offer.consent)} going on without a promise")
     return found
+
+
+def memory_text(bytes_: int) -> str:
+    """Format an amount of memory: "500 MiB", "7.5 GiB", "100 TiB"."""
+    size, unit = next(
+        ((1 << bits, unit) for bits, unit in ((40, "TiB"), (30, "GiB")) if bytes_ >= 1 << bits), (1 << 20, "MiB")
+    )
+    return f"{bytes_ / size:.4g} {unit}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..protocol.model import JobSpec, Processes, Server
+from ..protocol.texts import memory_text
 
 GIB = 1 << 30
 
@@ -47,7 +48,7 @@ class Amounts:
 
     @property
     def _memory(self) -> str:
-        return f"{self.memory_bytes / GIB:.4g} GiB of memory" if self.memory_bytes else ""
+        return f"{memory_text(self.memory_bytes)} of memory" if self.memory_bytes else ""
 
 
 def cores_text(millicores: int) -> str:

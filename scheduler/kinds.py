@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..protocol.model import Determinism, JobSpec
-from ..protocol.texts import gpu_count
+from ..protocol.texts import gpu_count, memory_text
 from .amounts import NO_NEED, Capacity, Need
 
 _TOKEN = re.compile(r"[a-z0-9.]+")
@@ -102,11 +102,6 @@ def is_called(word: str, name: str) -> bool:
     of an A100 (a word with "mig" does)."""
     wanted, there = _TOKEN.findall(word.lower()), _TOKEN.findall(name.lower())
     return bool(wanted) and set(wanted) <= set(there) and (SLICE in wanted or SLICE not in there)
-
-
-def memory_text(bytes_: int) -> str:
-    """Format an amount of memory: "40 GiB", "7.5 GiB"."""
-    return f"{bytes_ / (1 << 30):.4g} GiB"
 
 
 @dataclass(frozen=True)

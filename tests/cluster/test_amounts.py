@@ -68,4 +68,4 @@ def test_a_worker_is_held_to_what_its_job_asks_for(make_cluster: MakeCluster, tm
 
     greedy = cluster.submit("400", gpus=(1, 1), virtual_workers=1, script=script, restarts=0, memory_bytes=1 << 27)
     assert cluster.until_over(greedy).phase is JobPhase.FAILED
-    assert "asked for 0.125 GiB (--memory)" in cluster.job(greedy).reason
+    assert "asked for 128 MiB (--memory)" in cluster.job(greedy).reason

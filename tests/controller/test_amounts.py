@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from elasticd.protocol.messages import Cancel, GetJob, GetServers, Refused, Scale, StartWorker, Submit, Submitted
 from elasticd.protocol.model import Allocatable, Deadline, GpuRange, JobPhase, Processes, ServerId
+from elasticd.protocol.texts import memory_text
 from elasticd.scheduler.policies import NAMES
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -73,6 +74,10 @@ def advance(world: Any, job: str) -> None:
             {"cpus": 4.0, "low": 4, "high": 4},
             "each of its workers asks for 4 cores; with that the cluster has room for 3 GPUs, and it needs at least 4: "
             "the largest server, s1, has 8 cores and 32 GiB of memory",
+        ),
+        (
+            {"memory_bytes": 100 << 40},
+            "each of its workers asks for 100 TiB of memory, and the largest server, s2, has 4 cores and 64 GiB of memory",
         ),
         ({"cpus": -1.0}, "cpus: -1 cores are not allowed: 0.01 to 65536"),
         ({"cpus": float("nan")}, "cpus: nan cores are not allowed: 0.01 to 65536"),
@@ -208,3 +213,12 @@ def test_a_controller_that_takes_over_counts_what_runs() -> None:
     assert not world.job(second).record.target
     assert fits(world)
     assert world.job(first).spec.gpus == GpuRange(min=3, max=3)
+
+
+def test_amounts_of_memory_are_written_in_the_unit_that_suits_them():
+    assert [memory_text(size) for size in (500 << 20, 3 << 29, 1 << 30, 100 << 40)] == [
+        "500 MiB",
+        "1.5 GiB",
+        "1 GiB",
+        "100 TiB",
+    ]

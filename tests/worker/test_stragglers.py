@@ -287,6 +287,15 @@ def test_a_first_virtual_worker_that_takes_less_makes_nobody_slow_for_good(fixed
     assert len(job.changes) <= 3
 
 
+@pytest.mark.parametrize("fixed", [0.0, 0.5, 4.0])
+def test_a_worker_that_hosts_fewer_is_not_slow_for_the_fixed_part_of_a_step(fixed: float) -> None:
+    job = Job(4, 6, 18, "a tenth", fixed=fixed)
+    for _ in range(1000):
+        job.step()
+        assert job.stragglers.slow() == ()
+    assert job.changes == []
+
+
 def test_code_behind_the_update_is_part_of_a_virtual_workers_time() -> None:
     """A body of which half stands behind optimizer.step() takes the same time for each virtual worker."""
     at = [0.0]

@@ -18,8 +18,10 @@ workers, and by its *factor*: how much slower than usual it is already known to 
 of the other workers.
 
 *The test* (Page's CUSUM for a coin; Lorden 1971). In each sample it is noted whether the worker's pace is more than
-`MARGIN` times its reference. The hypothesis is that this has a chance of at most one half, whatever has happened
-before: the median of the ratio is at most `MARGIN`. The shape of the noise does not matter. A score gains `GAIN_HIT`
+`MARGIN` times its reference, and its part as a whole more than `MARGIN` times the others': a worker that hosts fewer
+virtual workers seems slow as long as the fixed part of a step is unknown, and no step waits for it. The hypothesis is
+that this has a chance of at most one half, whatever has happened before: the median of the ratio is at most `MARGIN`. The
+shape of the noise does not matter. A score gains `GAIN_HIT`
 with a hit, loses `LOSS_MISS` otherwise, and never falls below zero. Both are log-likelihood ratios of a coin of chance
 0.95 to a fair one, so under the hypothesis the expected factor exp(change) of the score is at most 1. With R(n) = (1 +
 R(n-1)) * exp(change) one has exp(score) <= R(n), and R(n) - n is a supermartingale; so the expected number of samples
@@ -217,11 +219,13 @@ class Stragglers:
             self._learn_fixed(now, *self._before)
             self._before = None
         paces = self._paces(own)
-        references = _of_others(paces)
+        references, parts = _of_others(paces), _of_others(own)
         alarm = False
-        for worker, pace, reference in zip(self._workers.values(), paces, references, strict=True):
-            worker.slower.add(pace > MARGIN * reference)
-            worker.faster.add(MARGIN * pace < reference)
+        for worker, pace, reference, part, others in zip(
+            self._workers.values(), paces, references, own, parts, strict=True
+        ):
+            worker.slower.add(pace > MARGIN * reference and part > MARGIN * others)
+            worker.faster.add(MARGIN * pace < reference and MARGIN * part < others)
             alarm |= worker.slower.reached() or worker.faster.reached(1 + worker.relapses)
         if alarm:
             self._correct(now)
@@ -288,12 +292,14 @@ class Stragglers:
         factors = [worker.factor / worker.expected for worker in self._workers.values()]
         return [factor / others for factor, others in zip(factors, _of_others(factors), strict=True)]
 
-    def _judge(self, now: float) -> None:
-        """Note the workers that have become slow, and those that have recovered, after a change of factors."""
+    def _judge(self, now: float, alarm: bool = True) -> None:
+        """Note the workers that have become slow, and those that have recovered, after a change of factors. alarm: the test
+        has ended; otherwise no worker becomes slow.
+        """
         self._anchor()
         for (name, worker), slowdown in zip(self._workers.items(), self._slowdowns(), strict=True):
             slow = slowdown >= MARGIN
-            if slow == (worker.since is not None):
+            if slow == (worker.since is not None) or (slow and not alarm):
                 continue
             if slow:
                 worker.since = now
@@ -338,7 +344,7 @@ class Stragglers:
         for rank, worker in enumerate(self._workers.values()):
             if worker.factor != 1.0:  # it was measured with another fixed part
                 worker.factor *= self._ratio(rank, FIXED_SAMPLES)
-        self._judge(now)
+        self._judge(now, alarm=False)
         self._decide()
 
 
