@@ -1,9 +1,9 @@
 """Forecast of a waiting job's start: the simulator runs forward from a cluster's present state, several times.
 
-Each run draws the lengths of the jobs that have not stated theirs, from ended jobs (`scheduler.policies.expected_lengths`), and
-the jobs that arrive meanwhile, from those of the last day: at the same rate, with the same numbers of GPUs. Nothing else
-is random. So the share of runs in which a job starts between two times estimates the probability of that, as far as
-later jobs are like earlier ones.
+Each run draws the lengths of the jobs that have not stated theirs, from ended jobs
+(`scheduler.policies.expected_lengths`), and the jobs that arrive meanwhile, from those of the last day: at the same
+rate, with the same numbers of GPUs, in groups that are alike. Nothing else is random. So the share of runs in which a
+job starts between two times estimates the probability of that, as far as later jobs are like earlier ones.
 
 How long jobs are is itself known from some ended jobs only, and what users train changes from week to week. In a long
 queue this matters more than the luck of each job, which averages out. So each run draws the ended jobs as well, with
@@ -78,6 +78,7 @@ class _Arrival(NamedTuple):
     max_gpus: int
     user: str
     demand: int  # place in `Outlook.demands`
+    quantile: float  # of its length
 
 
 class TooLong(UserError):
@@ -169,7 +170,7 @@ def _run(
     drawn = np.random.default_rng(rng.getrandbits(64)).poisson(ended.lengths / ALIKE) * ALIKE
     ended = Ended(drawn.astype(np.int64), ended.errors)
     factor = math.exp(DRIFT * NormalDist().inv_cdf(min(max(float(quantiles[0]), 1e-3), 1 - 1e-3)))
-    later = [rng.random() for _ in arrivals]
+    later = [each.quantile for each in arrivals]
     table = _Table(outlook, arrivals, ended, np.concatenate((quantiles[1:], later)), factor, gpus.demands)
     stages = scheduler.stages
     simulation = Simulation(
@@ -227,16 +228,19 @@ def _gpus(outlook: Outlook) -> _Gpus:
 
 
 def _arrivals(outlook: Outlook, rng: random.Random) -> list[_Arrival]:
-    """Return the jobs that arrive in one run."""
+    """Return the jobs that arrive in one run: in groups of about `ALIKE`, at the rate of the last day."""
     found: list[_Arrival] = []
     users = outlook.arrival_users or [""] * len(outlook.arrivals)
     demands = outlook.arrival_demands or [0] * len(outlook.arrivals)
     lately = [*zip(outlook.arrivals, users, demands, strict=True)]
     at_s = 0.0
     while outlook.arrivals and outlook.arrivals_s > 0 and len(found) < MOST_ARRIVALS:
-        at_s += rng.expovariate(len(outlook.arrivals) / outlook.arrivals_s)
+        at_s += rng.expovariate(len(outlook.arrivals) / outlook.arrivals_s / ALIKE)
         (least, most), user, demand = rng.choice(lately)
-        found.append(_Arrival(at_s, least, most, user, demand))
+        one = _Arrival(at_s, least, most, user, demand, rng.random())
+        found.append(one)
+        while rng.random() < 1.0 - 1.0 / ALIKE:
+            found.append(one)
     return found
 
 

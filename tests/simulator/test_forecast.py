@@ -21,7 +21,7 @@ from elasticd.scheduler.policies import NAMES
 from elasticd.scheduler.policies.expected_lengths import at_quantiles_s
 from elasticd.scheduler.view import Kinds
 from elasticd.simulator.costs import START_S
-from elasticd.simulator.forecast import Starts, TooLong, starts, with_job
+from elasticd.simulator.forecast import ALIKE, Starts, TooLong, starts, with_job
 
 NOW = 1_790_000_000.0
 GPUS = 4
@@ -109,7 +109,7 @@ def test_lengths_are_drawn_from_those_of_ended_jobs() -> None:
 
 def test_jobs_that_arrive_later_count_where_they_go_first() -> None:
     held, waiting = job("a", share=4, left_s=4000.0), job("b", priority=-1)
-    arrivals = {"arrivals": ((4, 4),) * 8, "arrivals_s": 3600.0}
+    arrivals = {"arrivals": ((4, 4),) * 8 * ALIKE, "arrivals_s": 3600.0}  # eight groups
     ended = NOTHING_ENDED
     for _ in range(200):
         ended = ended.and_one(4, 1000.0, math.nan)
