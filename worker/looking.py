@@ -21,11 +21,12 @@ from typing import Any
 from ..protocol.errors import PeerError
 from . import advice, collecting
 from .assigned import LONGEST, Source, Sources
+from .dataflow import Key
 from .kept import CACHE, Difference, Kind, Node, Reach, differences, root_of, variable_of
 from .own_code import consumers, directories, is_own_file, loop_frame
 from .reachable import Limits, carried, look, names_bound, names_of
 from .save_calls import is_part, names_place
-from .slicing import Key, Slice
+from .slicing import Slice
 from .state.training_state import TrainingState
 from .syntax import called_name, walk
 
