@@ -49,6 +49,8 @@ def method_from_an_epoch_on(run: Run) -> list[Any]:
 
 
 class Meter:
+    losses: list[float]
+
     def __init__(self) -> None:
         self.total, self.number = 0.0, 0
 
@@ -87,6 +89,24 @@ def list_in_a_history(run: Run) -> list[Any]:
             losses.append(float(x.mean()))
     run.finish()
     return [{"sums": torch.tensor([sum(each) for each in history])}]
+
+
+def trained_pass(batches: Any, model: nn.Module, optimizer: Any, losses: list[float]) -> None:
+    for x, y in batches:
+        (functional.cross_entropy(model(x), y) / (1.0 + len(losses))).backward()
+        optimizer.step()
+        losses.append(float(x.mean()))
+
+
+def list_of_a_function(run: Run) -> list[Any]:
+    """An attribute that is bound anew in each epoch, and a parameter of the function that contains the loop over batches."""
+    model, optimizer, batches = prepared(run)
+    meter = Meter()
+    for _ in run.epochs(EPOCHS):
+        meter.losses = []
+        trained_pass(batches, model, optimizer, meter.losses)
+    run.finish()
+    return [{**model.state_dict(), "losses": torch.tensor(meter.losses)}]
 
 
 @functools.cache

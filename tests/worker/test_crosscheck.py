@@ -260,12 +260,14 @@ def test_bodies_that_run_once_more_after_a_loss_are_told_with_the_names_that_the
 @pytest.mark.parametrize(
     ("case", "workers", "said", "unsaid"),
     [
-        ("teacher_and_counter", [0], r"teacher .*run\.epoch_begin\(", "seen"),  # the only worker's counter is carried
-        (
+        # the counter of the only worker is carried
+        pytest.param("teacher_and_counter", [0], r"teacher .*run\.epoch_begin\(", "seen", id="one worker"),
+        pytest.param(
             "counts_for_a_log",
             [0, 1],
             r"has kept in total \(unlike_cases\.py:\d+\)\. .* nothing that is trained",
             "register it",
+            id="two workers",
         ),
     ],
 )

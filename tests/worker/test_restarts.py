@@ -20,6 +20,7 @@ LOST = {
     "method_from_an_epoch_on": r"Scaled \(the class Scaled, restart_cases\.py:\d+\) differs .*`if epoch >= 1:`",
     "losses_in_a_list": r"`losses = \[train_step\(batch\) for batch in batches\]` \(restart_cases\.py:\d+\) gets the results",
     "list_in_a_history": r"without what its script has kept in history \(restart_cases\.py:\d+\)",
+    "list_of_a_function": r"losses",
     "cache_of_draws": r"drawn .*must follow from the arguments alone",
     "number_in_the_header": r"have left to later ones in i \(restart_cases\.py:\d+\):",
 }
