@@ -150,7 +150,9 @@ class JobTable:
         """Cut a column out of the larger one when it is first read."""
         if name not in _COLUMNS:
             return self._found(name)
-        assert self._lengths or name not in ("left_s", "told_s"), "a policy that needs lengths must declare it"
+        assert self._lengths or name not in ("left_s", "told_s"), (
+            "left_s and told_s are for policies with needs_lengths = True"
+        )
         found = self.__dict__[name] = getattr(self._columns, name)[self._at]
         if self._kept is None:  # otherwise the larger column is read-only already
             found.setflags(write=False)

@@ -24,7 +24,8 @@ from ..scheduler.profiles.tables import Table
 from ..scheduler.view import Gpus, ServerInView
 
 HOUR_S = 3600.0
-COLUMNS = ("fail_s", "server", "repair_s")
+FAIL = "fail_s"
+COLUMNS = (FAIL, "server", "repair_s")
 Hours = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
 
 
@@ -106,7 +107,7 @@ def _of_trace(table: Table, servers: Sequence[ServerInView]) -> list[tuple[float
             known = ", ".join(table.columns)
             raise UserError(f"{table.source}: line 1: no column {column!r} of a trace of failures; there are {known}")
     masks, found = _masks(servers), []
-    fail_s, repair_s = table.numbers("fail_s"), table.numbers("repair_s")
+    fail_s, repair_s = table.numbers(FAIL), table.numbers("repair_s")
     for row, (name, gpu) in enumerate(
         zip(table.columns["server"], table.columns.get("gpu", [""] * len(table)), strict=True)
     ):

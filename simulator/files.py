@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..protocol.errors import UserError
 from ..runtime import config
 from ..scheduler.options import WrongOption, convert, plain
@@ -44,7 +46,7 @@ def quotas(given: str | Path | Mapping[str, Any] | None) -> Quotas:
     """Return the quotas of a policy file, or of a document like one; its policy and other stages do not matter."""
     if given is None:
         return NO_QUOTAS
-    document = plain(dict(given) if isinstance(given, Mapping) else config.load_yaml(Path(given), UserError))
+    document = plain(values(given) if isinstance(given, Mapping) else config.load_yaml(Path(given), UserError))
     try:
         if not isinstance(document, dict) or document.get("quotas") is None:
             raise WrongOption(QUOTAS, "", "no field quotas; wanted is one like quotas: {users: {alice: {gpus: 4}}}")
@@ -61,6 +63,8 @@ def schedulers(given: Sequence[Choice] | Mapping[str, Choice], default: Stages, 
     """
     if isinstance(given, Mapping):
         return {label: _scheduler(one, default, dash) for label, one in given.items()}
+    if not isinstance(given, Iterable):
+        raise UserError(f"{dash}policy: {given!r} is not a name, a file, or a document")
     choices = [one for choice in given for one in (NAMES if choice == "all" else [choice])]
     labels = [_label(one) for one in choices]
     found: dict[str, Scheduler] = {}
@@ -71,6 +75,19 @@ def schedulers(given: Sequence[Choice] | Mapping[str, Choice], default: Stages, 
             raise UserError(f"{dash}policy: {label} is given twice")
         found[label] = _scheduler(one, default, dash)
     return found
+
+
+def values(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with plain values in place of NumPy's numbers and arrays."""
+    return {name: _value(of) for name, of in document.items()}
+
+
+def _value(of: Any) -> Any:
+    if isinstance(of, Mapping):
+        return values(of)
+    if isinstance(of, list | tuple):
+        return [_value(one) for one in of]
+    return of.tolist() if isinstance(of, np.generic | np.ndarray) else of
 
 
 def is_file(policy: str | Path) -> bool:
@@ -90,7 +107,7 @@ def _scheduler(choice: Choice, default: Stages, dash: str) -> Scheduler:
             if is_file(choice):
                 return scheduler_in(Path(choice), default)
             choice = {"policy": str(choice)}
-        return load_scheduler(dict(choice), "", default, str(Path.cwd()))
+        return load_scheduler(values(choice), "", default, str(Path.cwd()))
     except WrongOption as error:
         field = "" if error.field in ("", "policy") else f"{error.field}: "
         raise UserError(f"{dash}policy: {field}{error.text}") from None
@@ -135,14 +152,16 @@ def cluster(file: str | Path | Mapping[str, Any] | None, servers: int | None, gp
             f"{dash}cluster says which servers there are; leave out {dash}servers and {dash}gpus-per-server"
         )
     if isinstance(file, Mapping):
-        return clusters.build(config.convert(dict(file), clusters.ClusterFile, "cluster", UserError), "cluster")
+        return clusters.build(config.convert(values(file), clusters.ClusterFile, "cluster", UserError), "cluster")
     return clusters.build(config.load(Path(file), clusters.ClusterFile, UserError), str(file))
 
 
-def overhead(given: str | Path | Costs, dash: str) -> Costs:
-    """Return the costs of a preset, or of a file."""
+def overhead(given: str | Path | Mapping[str, Any] | Costs, dash: str) -> Costs:
+    """Return the costs of a preset, or of a file or document."""
     if isinstance(given, Costs):
         return given
+    if isinstance(given, Mapping):
+        return costs.build(config.convert(values(given), costs.CostsFile, "overhead", UserError), "overhead")
     if isinstance(given, str) and "/" not in given and not given.endswith((".yaml", ".yml")):
         return costs.preset(given, f"{dash}overhead")
     return costs.build(config.load(Path(given), costs.CostsFile, UserError), str(given))
@@ -153,7 +172,7 @@ def failures(given: str | Path | Mapping[str, Any] | None) -> Rates | Table | No
     if given is None:
         return None
     if isinstance(given, Mapping):
-        return config.convert(dict(given), Rates, "failures", UserError)
+        return config.convert(values(given), Rates, "failures", UserError)
     path = Path(given)
     return config.load(path, Rates, UserError) if path.suffix in (".yaml", ".yml") else read(path)
 

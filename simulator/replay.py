@@ -9,7 +9,8 @@ found.summary()  # a DataFrame with a row for each policy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,10 +27,10 @@ from ..scheduler.profiles.tables import Table
 from ..scheduler.scheduler import Scheduler, Stages
 from . import files, groups, quota_checks, results, traces
 from .assign import assign
-from .clusters import Cluster
+from .clusters import MOST_GPUS, Cluster
 from .costs import Costs
 from .explain import Moment
-from .failures import Outages, Rates
+from .failures import FAIL, Outages, Rates
 from .files import Choice
 from .metrics import Metrics
 from .owners import OF_FORMAT, By, Owners
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Columns = Mapping[str, Sequence[Any]]  # a table without pandas
+MISSING = frozenset({"nan", "NaT", "<NA>"})  # of pandas
+MOST_SEEDS, MOST_PROCESSES, MOST_GPUS_PER_SERVER = 1 << 62, 65_536, 1024
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ def prepare(
     gpus = sum(len(server.gpus) for server in cluster)
     whole = traces.load(trace, where or {}, owners)
     names = dict.fromkeys(sort.name for server in cluster for sort in server.sorts)
+    if tables is not None and gpu_type is None and len(names) == 1:
+        tables = tables.of_type(next(iter(names)))
     if not any(names):
         whole = whole.on_any_type()
     if not any(server.capacity for server in cluster):
@@ -192,7 +197,7 @@ def _notes(
     return tuple(said)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Replay:
     """Results of one policy on a trace.
 
@@ -207,6 +212,12 @@ class Replay:
     @property
     def metrics(self) -> Metrics:
         return self.result.metrics
+
+    def __repr__(self) -> str:
+        found = self.metrics
+        return (
+            f"<Replay of {many(len(self.result.end_s), 'job')}: {found.finished} finished, avg_jct_s={found.avg_jct_s}>"
+        )
 
     def jobs(self) -> results.Rows:
         """Return lists by column, an entry for each job, as for ``pandas.DataFrame(...)``: see `results.job_rows`."""
@@ -290,10 +301,10 @@ def simulate(
     servers: int | None = None,
     gpus_per_server: int | None = None,
     cluster: str | Path | Mapping[str, Any] | None = None,
-    where: Mapping[str, Sequence[str]] | None = None,
+    where: Mapping[str, Any] | None = None,
     profiles: str | Path | Columns | DataFrame | None = None,
     gpu_type: str | None = None,
-    overhead: str | Path | Costs = "none",
+    overhead: str | Path | Mapping[str, Any] | Costs = "none",
     packing: bool = False,
     placement: str | None = None,
     admission: str | None = None,
@@ -302,12 +313,12 @@ def simulate(
     drop_larger: bool = False,
     curves: str = "known",
     told: float | None = None,
-    errors: str | None = None,
+    errors: str | Sequence[float] | None = None,
     early: float | None = None,
     seed: int = 0,
     seeds: int = 1,
-    explain: str | None = None,
-    failures: str | Path | Mapping[str, Any] | None = None,
+    explain: str | int | None = None,
+    failures: str | Path | Mapping[str, Any] | Columns | DataFrame | None = None,
     quotas: str | Path | Mapping[str, Any] | None = None,
     quotas_by: str | None = None,
     users: str | Path | Columns | DataFrame | None = None,
@@ -321,13 +332,15 @@ def simulate(
     trace, profiles: a file, a DataFrame, or lists by column, with the columns of docs/research.md. policy: a name,
     ``"all"``, a policy file (``.yaml``, ``.py``), a document as in a policy file such as ``{"policy": "elastic",
     "parameters": {...}}``, or several of them: in a list, or in a mapping by the labels that their results get. where:
-    only rows with one of these values in these columns. servers (16) and gpus_per_server (4), or cluster: a file, or a
-    document such as ``{"servers": [{"gpus": 8, "count": 2}]}``. overhead: a preset, a file, or `Costs`. failures: a
-    trace, or rates as a YAML file or a document. quotas: a policy file, or a document such as ``{"quotas": {"users":
-    {"alice": {"gpus": 4}}}}``, for users or accounts (quotas_by). users: a table with the user of each job. account: the
-    column of the trace that names accounts. begin: when its first job is submitted (``2026-11-30T08:00+01:00``), for
-    reservations of policy files. explain: a job for `Replay.explain`. processes: simulated at a time; with
-    more than one the calling program must be importable (``if __name__ == "__main__"``).
+    only rows with this value, or one of these, in these columns. servers (16) and gpus_per_server (4), or cluster: a
+    file, or a document such as ``{"servers": [{"gpus": 8, "count": 2}]}``. overhead: a preset, a file, a document such
+    as ``{"base": "background", "default": {"pause_s": 0.2}}``, or `Costs`. errors: ``"0.5,2"`` or ``(0.5, 2)``.
+    failures: a trace as for `trace`, or rates as a YAML file or a document. quotas: a policy file, or a document such
+    as ``{"quotas": {"users": {"alice": {"gpus": 4}}}}``, for users or accounts (quotas_by). users: a table with the
+    user of each job. account: the column of the trace that names accounts. begin: when its first job is submitted
+    (``2026-11-30T08:00+01:00``), for reservations of policy files. explain: a job for `Replay.explain`.
+    processes: simulated at a time; with more than one the calling program must be importable (``if __name__ ==
+    "__main__"``).
 
     Returns the results by policy, in the order given; the same arguments give the same results, except `wall_s` and the
     times of decisions. Raises UserError for a trace, a policy or an option that cannot be simulated, with file and line
@@ -335,6 +348,8 @@ def simulate(
     """
     if curves not in ("known", "measured"):
         raise UserError(f"curves: {curves!r} is not known or measured")
+    seed, seeds = _whole("seed", seed, 0, MOST_SEEDS), _whole("seeds", seeds, 1, 1000)
+    processes = _whole("processes", processes, 1, MOST_PROCESSES)
     if seeds > 1 and explain is not None:
         raise UserError("explain: an explanation is of one seed; leave out seeds")
     stages = files.stages(packing, placement, admission, "", files.quotas(quotas))
@@ -343,8 +358,13 @@ def simulate(
     schedulers = files.schedulers(several, stages, "")  # type: ignore[arg-type]
     prepared = prepare(
         _table(trace, "trace"),
-        files.cluster(cluster, servers, gpus_per_server, ""),
-        where=where,
+        files.cluster(
+            cluster,
+            None if servers is None else _whole("servers", servers, 1, MOST_GPUS),
+            None if gpus_per_server is None else _whole("gpus_per_server", gpus_per_server, 1, MOST_GPUS_PER_SERVER),
+            "",
+        ),
+        where=None if where is None else {column: _values(of) for column, of in where.items()},
         profiles=None if profiles is None else _table(profiles, "profiles"),
         gpu_type=gpu_type,
         costs=files.overhead(overhead, ""),
@@ -358,9 +378,9 @@ def simulate(
         drop_larger=drop_larger,
         curves_known=curves == "known",
         seeds=range(seed, seed + seeds),
-        explain=None if explain is None else JobId(explain),
-        tells=telling(told, errors, early),
-        failures=files.failures(failures),
+        explain=None if explain is None else JobId(str(explain)),
+        tells=telling(told, errors if errors is None else ",".join(_values(errors)), early),
+        failures=_failures(failures),
         begins_s=files.begins_s(begin, "begin"),
     )
     runs = run_seeds([one.setup for one in prepared], schedulers, processes=processes)
@@ -376,11 +396,45 @@ def _table(given: str | Path | Columns | DataFrame, source: str) -> Path | Table
     if isinstance(given, str | Path):
         return Path(given)
     columns = given if isinstance(given, Mapping) else given.to_dict("list")
-    texts = {str(name): ["" if one is None or one != one else str(one) for one in of] for name, of in columns.items()}
+    texts = {str(name): [_text(one) for one in of] for name, of in columns.items()}
     lengths = {len(values) for values in texts.values()}
     if len(lengths) != 1 or 0 in lengths:
         raise UserError(f"{source}: wanted are columns of equal length, with at least one row")
     return Table(source, texts, range(1, lengths.pop() + 1))
+
+
+def _text(value: object) -> str:
+    """Return a value of a table as text; "": there is none. Spans of time are in seconds."""
+    seconds = getattr(value, "total_seconds", None)
+    found = "" if value is None else str(value if seconds is None else seconds())
+    return "" if found in MISSING else found
+
+
+def _values(given: object) -> list[str]:
+    """Return one value, or several, as texts."""
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return [str(one) for one in given]
+    return [str(given)]
+
+
+def _failures(given: str | Path | Mapping[str, Any] | Columns | DataFrame | None) -> Rates | Table | None:
+    """Return failures as `files.failures` does; a table of them, too."""
+    if given is None or isinstance(given, str | Path) or (isinstance(given, Mapping) and FAIL not in given):
+        return files.failures(given)
+    table = _table(given, "failures")
+    assert isinstance(table, Table)
+    return table
+
+
+def _whole(name: str, value: object, least: int, most: int) -> int:
+    """Return a whole number, also of NumPy. Raises UserError, naming the argument."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
+        raise UserError(f"{name}: {value!r} is not a whole number from {least} to {most}")
+    return number
 
 
 def run_seeds(

@@ -48,7 +48,7 @@ from ..protocol.limits import MAX_PRIORITY, PRIORITIES
 from ..scheduler.amounts import GIB, NO_NEED, Amounts, Need
 from ..scheduler.arrays import Floats, Ints
 from ..scheduler.kinds import Demand
-from ..scheduler.profiles.tables import Table, listed
+from ..scheduler.profiles.tables import MOST, Table, listed
 from . import logs
 from .owners import ELSEWHERE, OF_FORMAT, By, Owners
 
@@ -174,6 +174,8 @@ NO_SUBMISSION = "without a submission"
 NO_SPAN = "without a start or an end"
 NO_TIME = "of 0 seconds"
 BACKWARDS = "with an end before the start"
+EARLY = "with a start long before the submission"
+CLOCKS_S = 3600.0  # by which clocks of a log may differ, as at the end of daylight saving time
 NO_COUNT = "with an unknown number of GPUs"
 
 
@@ -351,7 +353,7 @@ def _load_log(table: Table, form: Format) -> Trace:
     submit_s = _filled(table, form.submit, Table.times)
     if form.duration:
         start_s = np.zeros(len(table))
-        end_s = _filled(table, form.duration, Table.numbers)
+        end_s = _filled(table, form.duration, lambda part, column: part.numbers(column, least=-MOST))
     else:
         start_s, end_s = (_filled(table, column, Table.times) for column in (form.start, form.end))
     if form.merged:
@@ -371,6 +373,7 @@ def _load_log(table: Table, form: Format) -> Trace:
         (NO_COUNT, np.isnan(gpus)),
         (NO_SUBMISSION, np.isnan(submit_s)),
         (BACKWARDS, end_s < start_s),
+        (EARLY, start_s < submit_s - CLOCKS_S if form.start else keep & False),
         (NO_TIME, end_s == start_s),
     ):
         if count := int(np.count_nonzero(keep & out)):

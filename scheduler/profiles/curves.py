@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +101,17 @@ class Profiles:
             known = listed(dict.fromkeys(one.gpu_type for one in same))
             raise UserError(f"{curve.name} was not measured on {name} in {self.source}; it was on {known}")
         return found
+
+    def of_type(self, name: str) -> Profiles:
+        """Return the curves on GPUs of this name, and those without a type. Raises UserError if there are none.
+
+        "": GPUs without a type, on which all curves hold.
+        """
+        found = tuple(one for one in self.curves if not one.gpu_type or not name or is_called(one.gpu_type, name))
+        if not found:
+            types = listed(dict.fromkeys(curve.gpu_type for curve in self.curves))
+            raise UserError(f"{self.source}: no GPU type {name!r}; there are {types}")
+        return replace(self, curves=found)
 
     def pool(self) -> tuple[Curve, ...]:
         """Return the curves for jobs without a model: all of the first GPU type."""

@@ -24,6 +24,7 @@ GZIP = b"\x1f\x8b"
 TAR, TAR_AT = b"ustar", 257
 NEWLINE = "\n"
 MOST_BYTES = 1 << 30  # limit of an unpacked table
+DATE = "2017-10-09 07:01:55"  # an example
 MOST = 1e15  # limit of values: no meaningful time, size or number is larger
 
 
@@ -51,13 +52,16 @@ class Table:
             raise self.wrong(values.index(""), column, "empty")
         return values
 
-    def numbers(self, column: str, least: float = 0.0) -> Floats:
-        """Return the values of a column as numbers. Raises UserError if one is not finite or below `least`."""
+    def numbers(self, column: str, least: float = 0.0, wanted: str = "a number") -> Floats:
+        """Return the values of a column as numbers. Raises UserError if one is not finite or below `least`.
+
+        `wanted`: the name of a valid value in errors.
+        """
         values = self.columns[column]
         try:
             numbers = np.array(values, dtype=np.str_).astype(np.float64)
         except ValueError:
-            raise self.wrong(*self._first_text(column)) from None
+            raise self.wrong(*self._first_text(column, wanted)) from None
         bad = ~(np.abs(numbers) <= MOST)  # nan and infinite too
         if bad.any():
             row = int(bad.argmax())
@@ -81,14 +85,14 @@ class Table:
         a time zone)."""
         values = self.columns[column]
         if values[0].count("-") < 2:
-            return self.numbers(column)
+            return self.numbers(column, wanted=f"a number of seconds; either all times are, or all are like {DATE}")
         seconds = np.empty(len(values))
         zoned = None
         for row, value in enumerate(values):
             try:
                 moment = datetime.fromisoformat(value)
             except ValueError:
-                reason = f"{value!r} is not a date and time like 2017-10-09 07:01:55" if value else "empty"
+                reason = f"{value!r} is not a date and time like {DATE}" if value else "empty"
                 raise self.wrong(row, column, reason) from None
             if zoned is None:
                 zoned = moment.tzinfo is not None
@@ -119,13 +123,13 @@ class Table:
         columns = {name: [values[row] for row in chosen] for name, values in self.columns.items()}
         return Table(self.source, columns, [self.lines[row] for row in chosen])
 
-    def _first_text(self, column: str) -> tuple[int, str, str]:
+    def _first_text(self, column: str, wanted: str) -> tuple[int, str, str]:
         """Return row, column and reason of the first value that is not a number."""
         for row, value in enumerate(self.columns[column]):
             try:
                 np.array([value], dtype=np.str_).astype(np.float64)
             except ValueError:
-                return row, column, f"{value!r} is not a number" if value else "empty"
+                return row, column, f"{value!r} is not {wanted}" if value else "empty"
         raise AssertionError("every value is a number by itself")
 
 
@@ -135,7 +139,8 @@ def read(path: Path) -> Table:
 
 
 def parse(path: Path, content: str, delimiter: str = ",", header: Sequence[str] = (), quoted: bool = True) -> Table:
-    """Return the table in `content`. header: of a table without one. quoted: values may stand in quotes.
+    """Return the table in `content`. header: of a table without one. quoted: values may stand in quotes. A first column
+    without a name, as pandas writes its index, is left out.
 
     Raises UserError as `read`.
     """
@@ -162,16 +167,17 @@ def parse(path: Path, content: str, delimiter: str = ",", header: Sequence[str] 
         raise UserError(f"{path}: line {reader.line_num}: not CSV: {error}") from None
     if not names:
         raise UserError(f"{path}: line 1: empty; a table with a header line is wanted")
+    first = 1 if names[0] == "" and any(names) else 0
     named = [name for name in names if name]
     doubled = next((name for place, name in enumerate(named) if name in named[:place]), None)
     if doubled is not None:
         raise UserError(f"{path}: line 1: two columns are named {doubled!r}")
-    if names[: len(named)] != named:
-        raise UserError(f"{path}: line 1: column {names.index('') + 1} has no name")
-    _check_lengths(path, rows, lines, len(named), len(names))
+    if names[first : first + len(named)] != named:
+        raise UserError(f"{path}: line 1: column {names.index('', first) + 1} has no name")
+    _check_lengths(path, rows, lines, first + len(named), len(names))
     if not rows:
         raise UserError(f"{path}: line 1: a header, and no rows")
-    columns = zip(*(row[: len(named)] for row in rows), strict=True)
+    columns = zip(*(row[first : first + len(named)] for row in rows), strict=True)
     return Table(str(path), dict(zip(named, columns, strict=True)), lines)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from elasticd.protocol.errors import UserError
 from elasticd.scheduler.profiles import curves as profiles
-from elasticd.simulator import traces
+from elasticd.simulator import simulate, traces
 from elasticd.simulator.assign import Assigned, assign
 
 PROFILES = (
@@ -181,3 +181,17 @@ def test_models_can_be_drawn_only_where_there_are_some_and_the_trace_has_duratio
     text = "name,time,application,num_replicas,batch_size\na,0,bert,1,12\n"
     with pytest.raises(UserError, match=r"trace.csv: has no durations, so how long jobs are depends on the models"):
         make(tmp_path, text, random_models=True)
+
+
+def test_jobs_are_as_fast_as_on_the_one_type_that_the_cluster_has(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.trace"
+    trace.write_text("ResNet\tpython3 main.py\t-step\t1\t600\t0.0\t1\n")
+    speeds = {"worker_type": ["k80", "v100"], "job_type": ["ResNet"] * 2, "scale_factor": [1, 1], "steps_per_s": [1, 4]}
+
+    def jct_s(gpu_type: str) -> float:
+        cluster = {"servers": [{"gpus": 1, "gpu_type": gpu_type}]}
+        return float(simulate(trace, "fifo", profiles=speeds, cluster=cluster)["fifo"].jobs()["jct_s"][0])
+
+    assert (jct_s("k80"), jct_s("V100"), jct_s("")) == (600, 150, 600)
+    with pytest.raises(UserError, match="no GPU type 'H100'; there are k80, v100"):
+        jct_s("H100")

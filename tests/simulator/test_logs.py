@@ -13,7 +13,7 @@ import pytest
 
 from elasticd.protocol.errors import UserError
 from elasticd.simulator import simulate, traces
-from elasticd.simulator.traces import BACKWARDS, NO_GPUS, NO_SPAN, NO_TIME, Trace
+from elasticd.simulator.traces import BACKWARDS, EARLY, NO_GPUS, NO_SPAN, NO_TIME, Trace
 
 HELIOS = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
 SEREN = "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time\n"
@@ -58,6 +58,17 @@ def test_acme_counts_from_start_to_end_since_its_durations_include_the_queue_in_
         "a,u,8,64,960,Other,FAILED,2023-03-01 00:18:00+00:00,2023-03-01 00:18:10+00:00,2023-03-01 00:18:18+00:00,18,10,0\n"
     )
     check(load(tmp_path, SEREN + rows), ["b", "a"], [0, -22], [8, 64], [120, 8])
+
+
+def test_a_start_long_before_the_submission_is_a_start_that_was_not_recorded(tmp_path: Path) -> None:
+    day = "2023-03-01"
+    rows = (
+        f"a,u,1,8,1,Other,FAILED,{day} 08:18:22+08:00,1970-01-01 08:00:00+08:00,{day} 08:20:32+08:00,130,0,0\n"
+        f"b,u,1,8,1,Other,FAILED,{day} 08:18:22+08:00,{day} 08:18:20+08:00,{day} 08:20:32+08:00,130,0,0\n"
+    )
+    trace = load(tmp_path, SEREN + rows)
+    check(trace, ["b"], [0], [8], [132])
+    assert trace.left_out == {EARLY: 1}
 
 
 def test_times_with_and_without_a_time_zone_do_not_mix(tmp_path: Path) -> None:
@@ -176,6 +187,104 @@ def test_slurms_jobs_have_the_gpus_of_their_tres_and_the_time_that_they_ran(tmp_
         load(tmp_path, SACCT + row("1", "FAILED", "soon", two, ""))
     with pytest.raises(UserError, match="line 1: no column AllocTRES or ReqTRES; wanted is the output of sacct -aXP"):
         load(tmp_path, "JobID|Submit|Elapsed\n1|2025-03-30T01:59:00|00:01:00\n")
+
+
+TWO = "billing=8,cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=64G,node=1"
+
+
+def sacct(name: str, state: str = "COMPLETED", end: str = "2025-03-30T03:00:00", **columns: str) -> str:
+    """A line in the columns of SACCT."""
+    of = {"elapsed": "00:01:00", "got": TWO, "asked": TWO, **columns}
+    return f"{name}|train|{state}|2025-03-30T01:00:00|2025-03-30T02:00:00|{end}|{of['elapsed']}|{of['got']}|{of['asked']}\n"
+
+
+def test_components_of_a_heterogeneous_slurm_job_are_one_job(tmp_path: Path) -> None:
+    rows = (
+        sacct("7+0", got="cpu=2,mem=4G,node=1", asked="cpu=2")
+        + sacct("7+0.batch")
+        + sacct("7+1", got="gres/gpu:a100=4,gres/gpu=4", asked="gres/gpu:a100=4")
+        + sacct("7+2", got="gres/gpu:v100=2,gres/gpu=2", asked="gres/gpu:v100=2")
+        + sacct("8_3", got="gres/gpu=1")
+        + sacct("9_[4-6%2]", "PENDING", "Unknown", elapsed="00:00:00", got="")
+    )
+    trace = load(tmp_path, SACCT + rows)
+    check(trace, ["7", "8_3"], [0, 0], [6, 1], [60, 60])
+    assert trace.demands is not None
+    assert trace.demands[0].types == ("a100", "v100")
+
+
+def test_a_requeued_slurm_job_ran_as_often_as_it_ended(tmp_path: Path) -> None:
+    rows = sacct("5", "REQUEUED") + sacct("5", elapsed="00:02:00") + sacct("6", "REQUEUED", "Unknown")
+    trace = load(tmp_path, SACCT + rows)
+    check(trace, ["5", "5#2"], [0, 0], [2, 2], [60, 120])
+    assert trace.left_out == {NO_SPAN: 1}
+
+
+def test_a_part_of_a_gpu_that_slurm_shares_counts_as_a_gpu(tmp_path: Path) -> None:
+    rows = (
+        sacct("1", got="cpu=2,gres/mps=25,node=1", asked="cpu=2,gres/mps=25")
+        + sacct("2", got="cpu=2,gres/shard:a6000=4,gres/shard=4", asked="")
+        + sacct("3", got="cpu=2,gres/gpu=1,gres/mps=25", asked="")
+        + sacct("4", got="cpu=2,gres/gpumem=0,gres/gpuutil=0", asked="")
+    )
+    trace = load(tmp_path, SACCT + rows)
+    check(trace, ["1", "2", "3"], [0, 0, 0], [1, 1, 1], [60, 60, 60])
+    assert (trace.rounded_up, trace.left_out) == (2, {NO_GPUS: 1})
+
+
+def test_slurms_log_may_be_raw_or_saved_as_csv(tmp_path: Path) -> None:
+    text = SACCT + sacct("1", got="gres/gpu=2") + sacct("2", elapsed="INVALID", got="gres/gpu=2")
+    raw = load(tmp_path, text.replace("JobID", "JobIDRaw"))
+    both = load(tmp_path, "".join(f"{at or 'JobIDRaw'}|{line}\n" for at, line in enumerate(text.splitlines())))
+    csv = load(tmp_path, "\n".join(",".join(f'"{each}"' for each in line.split("|")) for line in text.splitlines()))
+    for trace in (raw, csv):
+        check(trace, ["1"], [0], [2], [60])
+        assert trace.left_out == {NO_SPAN: 1}
+    assert both.names == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (sacct("1") + sacct("2"), "line 1: no header with JobID; wanted is the output of sacct -aXP"),
+        (
+            SACCT + sacct("1", got="billing=8,cpu=8,gres/g+"),
+            r"line 2, column AllocTRES: .* is cut off; .* of sacct -aXP",
+        ),
+        (
+            '{"jobs": [{"job_id": 1}]}',
+            r"line 1: JSON, but not a list of jobs, .*; Slurm's logs are read from .* sacct -aXP",
+        ),
+        ("JobID  JobName  State\n-----  -------  -----\n1  sh  COMPLETED\n", "line 1: not a job trace that is known"),
+        (
+            "ResNet\tpython3 main.py\t-step\t1\t1000\n",
+            "line 1: 5 values separated by tabs; Gavel's traces have 7 or 10",
+        ),
+    ],
+)
+def test_other_forms_of_logs_are_refused_with_the_wanted_one(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load(tmp_path, text)
+
+
+def test_attempts_of_philly_may_lack_fields_and_end_before_they_start(tmp_path: Path) -> None:
+    day = "2017-11-05"
+    whole = {"start_time": f"{day} 01:50:00", "end_time": f"{day} 01:51:00", "detail": [{"ip": "m1", "gpus": ["gpu0"]}]}
+    of: dict[str, object] = {
+        "a": [whole],
+        "b": [{**whole, "end_time": f"{day} 01:10:00"}],  # the clock was set back at 2
+        "c": [whole, {**whole, "end_time": f"{day} 01:10:00"}],
+        "d": [{key: whole[key] for key in ("start_time", "detail")}],
+        "e": [{**whole, "detail": None}],
+        "f": None,
+    }
+    jobs = [{"jobid": name, "submitted_time": f"{day} 01:00:00", "attempts": each} for name, each in of.items()]
+    trace = load(tmp_path, json.dumps(jobs))
+    check(trace, ["a"], [0], [1], [60])
+    assert trace.left_out == {NO_GPUS: 1, NO_SPAN: 2, BACKWARDS: 2}
+    jobs[0]["attempts"] = [{**whole, "start_time": "yesterday"}]
+    with pytest.raises(UserError, match=r"line 1, job a: attempts: .*yesterday"):
+        load(tmp_path, json.dumps(jobs))
 
 
 @pytest.mark.parametrize("columns", [7, 10])

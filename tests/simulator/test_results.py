@@ -290,6 +290,35 @@ def test_data_frames_documents_and_files_give_equal_results_in_python(simulate: 
         replay({"job": ["a", "b"], "submit_s": [0, 1], "duration_s": [1, 1], "gpus": [1, 0]})
 
 
+def test_values_of_notebooks_mean_what_their_texts_mean(simulate: Command) -> None:
+    pandas, numpy = pytest.importorskip("pandas"), pytest.importorskip("numpy")
+    Path("failures.csv").write_text("fail_s,server,gpu,repair_s\n5,server-0,,20\n")
+    jobs = pandas.read_csv("trace.csv")
+    files = replay("trace.csv", "fifo", servers=2, where={"vc": ["A"]}, failures="failures.csv", explain="job-7")
+    frame = pandas.DataFrame({"fail_s": [5], "server": ["server-0"], "gpu": [None], "repair_s": [20]})
+    jobs["duration_s"] = pandas.to_timedelta(jobs["duration_s"], unit="s")
+    values = replay(jobs, "fifo", servers=numpy.int64(2), where={"vc": "A"}, failures=frame, explain="job-7")
+    assert files["fifo"].metrics.failures == 1
+    assert files.jobs().equals(values.jobs())
+    numbered = pandas.read_csv("trace.csv").assign(job=range(40))
+    story = replay(
+        numbered, "fifo", servers=2, where={"gpus": 2}, explain=numbered["job"][numbered["gpus"] == 2].iloc[0]
+    )
+    assert len(story["fifo"].jobs()["job"]) == (numbered["gpus"] == 2).sum()
+    assert len(story.explain())
+    told = [replay("trace.csv", "elastic", servers=2, told=0.5, errors=one).jobs() for one in ("0.5,2", (0.5, 2))]
+    assert told[0].equals(told[1])
+    steep = [
+        replay("trace.csv", {"policy": "elastic", "parameters": {"constancy": one}}, overhead=costs, servers=2).jobs()
+        for one, costs in ((0.4, "background"), (numpy.float64(0.4), {"base": "background"}))
+    ]
+    assert steep[0].equals(steep[1])
+    queues = {"policy": "tiresias-l", "parameters": {"thresholds_gpu_s": numpy.array([50, 500])}}
+    assert repr(replay("trace.csv", queues, servers=2)).startswith(
+        "{'tiresias-l': <Replay of 40 jobs: 40 finished, avg_"
+    )
+
+
 def test_compare_names_settings_in_words(simulate: Command) -> None:
     simulate(*SMALL, "--policy", "fifo", "--json", "a.json")
     options = ("--told", "0.5", "--overhead", "stop-resume", "--cap-at-request", "--where", "vc=A", "--packing")
@@ -315,6 +344,16 @@ def test_bad_arguments_from_python_are_refused_in_one_sentence(simulate: Command
         ({"placement": "nowhere"}, "placement: "),
         ({"overhead": "free"}, "overhead: there is no preset 'free'"),
         ({"policy": ["./missing.py"]}, "policy: .*missing.py"),
+        ({"servers": 0}, "servers: 0 is not a whole number from 1 to 65536"),
+        ({"servers": "4"}, "servers: '4' is not a whole number from 1 to 65536"),
+        ({"servers": 2.5}, "servers: 2.5 is not a whole number from 1 to 65536"),
+        ({"gpus_per_server": 2000}, "gpus_per_server: 2000 is not a whole number from 1 to 1024"),
+        ({"policy": list}, r"policy: <class 'list'> is not a name, a file, or a document"),
+        ({"overhead": {"base": "background", "pause_s": 1}}, "overhead: .*pause_s"),
+        ({"seeds": 0}, "seeds: 0 is not a whole number from 1 to 1000"),
+        ({"seed": -1}, "seed: -1 is not a whole number from 0 to"),
+        ({"processes": 0}, "processes: 0 is not a whole number from 1 to"),
+        ({"errors": (2,)}, r"--errors: '2' is not two factors like 0.5,2"),
     ):
         with pytest.raises(UserError, match=said):
             replay("trace.csv", **{"profiles": "profiles.csv", **arguments})  # type: ignore[arg-type]

@@ -85,6 +85,13 @@ def test_byte_order_mark_windows_line_ends_quotes_and_empty_lines_are_fine(tmp_p
     assert traces.load(write(tmp_path, text)).names == ("a, the first", "b")
 
 
+def test_the_nameless_index_that_pandas_writes_is_ignored(tmp_path: Path) -> None:
+    text = ",job,submit_s,duration_s,gpus\n0,a,1,10,2\n1,b,2,10,2\n"
+    assert traces.load(write(tmp_path, text)).names == ("a", "b")
+    with pytest.raises(UserError, match="line 3: 4 values for 5 columns"):
+        traces.load(write(tmp_path, text.replace("1,b", "b")))
+
+
 def test_where_picks_rows_by_one_or_several_values(tmp_path: Path) -> None:
     path = write(tmp_path, PHILLY + "A,0,0,9,1,m,9\nB,0,1,8,1,m,8\nA,1,2,7,1,m,7\n")
     assert traces.load(path, {"vc": ["A"]}).submit_s.tolist() == [0.0, 2.0]
@@ -162,6 +169,14 @@ ROW = "0e4a51,0,5,100,1,Vgg,100.0\n"
             "line 3, column timestamp: '2017-13-09",
         ),
         ("timestamp,duration,num_gpus\nyesterday,6,1\n", "line 2, column timestamp: 'yesterday' is not a number"),
+        (
+            "timestamp,duration,num_gpus\n2017/10/09 07:01,6,1\n",
+            "line 2, column timestamp: '2017/10/09 07:01' is not a number of seconds; either all times are, or all",
+        ),
+        (
+            "timestamp,duration,num_gpus\n5,6,1\n2017-10-09 07:01:55,6,1\n",
+            "line 3, column timestamp: '2017-10-09 07:01:55' is not a number of seconds; either all times are, or all",
+        ),
         (
             "job_id,submission_time,duration,num_gpu,deadline\na,5,100,1,4\n",
             "line 2, column deadline: 4 is before the job's submission",
