@@ -458,8 +458,22 @@ class Sharing:
     def _ways(self, row: int) -> list[Choice]:
         """Return the choices that a job still has, without those smaller than its minimum: the job would be bound to
         such a choice."""
-        barred, least = self._barred.get(row, 0), self._least[row]
-        return [c for c in self._choices[self._code[row]] if c & ~barred and self._size[c] >= least]
+        key = self._code[row], self._barred.get(row, 0), self._least[row]
+        found = self._known_ways.get(key)
+        if found is None:
+            code, barred, least = key
+            found = [c for c in self._choices[code] if c & ~barred and self._size[c] >= least]
+            self._known_ways[key] = found
+        return found
+
+    @cached_property
+    def _known_ways(self) -> dict[tuple[int, int, int], list[Choice]]:
+        return {}
+
+    def _smallest_first(self, homes: Mapping[int, Choice], rows: Iterable[int]) -> list[int]:
+        """Return the rows in the order of the sizes of their choices, then of the rows."""
+        size = self._size
+        return sorted(sorted(rows), key=lambda row: size[homes[row]])
 
     def _homes(self, wanted: Mapping[int, int], room: Room) -> dict[int, Choice]:
         """Return the choice that each of these jobs selects. Jobs with a single choice are counted first."""
@@ -473,7 +487,7 @@ class Sharing:
             else:
                 free_to_choose.append((row, ways))
         pressed = [0] * len(left)  # by part: GPUs that the other jobs want of it
-        for row in sorted(homes, key=lambda row: (self._size[homes[row]], row)):
+        for row in self._smallest_first(homes, homes):
             self._take(homes[row], wanted[row], left, pressed)
         for row, ways in free_to_choose:
             has, share, least = self._view.placements.get(row, 0), wanted[row], self._least[row]
@@ -506,7 +520,7 @@ class Sharing:
         A job stays in its parts, and in one part, if it can.
         """
         present = self._view.placements
-        for row in sorted(wanted, key=lambda row: (self._size[homes[row]], row)):
+        for row in self._smallest_first(homes, wanted):
             need, parts = wanted[row], self._parts_of[homes[row]]
             if room[parts[0]] >= need and len(parts) == 1:
                 room[parts[0]] -= need

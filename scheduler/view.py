@@ -151,7 +151,7 @@ class JobTable:
         if name not in _COLUMNS:
             return self._found(name)
         assert self._lengths or name not in ("left_s", "told_s"), (
-            "left_s and told_s are for policies with needs_lengths = True"
+            "left_s and told_s are for policies that declare needs_lengths = True"
         )
         found = self.__dict__[name] = getattr(self._columns, name)[self._at]
         if self._kept is None:  # otherwise the larger column is read-only already

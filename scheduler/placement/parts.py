@@ -26,8 +26,9 @@ def place(
         return stage.place(view.servers, view.placements, sharing.given, first, stay)
     placed = dict(sharing.seats)
     taken = union(placed.values())
+    by_row = sorted(sharing.amounts.items())
     for number, mask in enumerate(sharing.parts):
-        amounts = {row: own[number] for row, own in sorted(sharing.amounts.items()) if own.get(number)}
+        amounts = {row: own[number] for row, own in by_row if own.get(number)}
         if amounts:
             part = _Part(view.servers, mask & ~taken)
             for row, gpus in part.place(stage, view.placements, amounts, first or {}, stay):

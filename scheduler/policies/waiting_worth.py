@@ -27,28 +27,33 @@ before ends the search. The search is short, because few jobs take many GPUs.
 from __future__ import annotations
 
 import itertools
-from bisect import insort
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+
+from ..arrays import Floats
 
 Curve = Sequence[float]  # throughput with 0, 1, 2 ... GPUs relative to one, concave; ends at the job's maximum
 
 # To save time, jobs that end after each other count as ending together: at most one for each LATER_PER_JOB jobs that
 # end later, and one for each GPUS_PER_JOB GPUs. Those of them with the same curve are then worth the same.
 LATER_PER_JOB, GPUS_PER_JOB = 32, 8
-REMEMBERED = 2**18  # limit of numbers cached from earlier calls
+REMEMBERED = 2**21  # limit of numbers cached from earlier calls: of decisions about 2,048 GPUs by their types, the last
 CURVES = 1000  # limit of curves with cached gains per GPU
-FEW = 8  # up to so many values, insertion into a sorted list is faster than sorting
 
 
 class _Together(msgspec.Struct, frozen=True):
     """Jobs that count as ending together: their worths, and the gain of each GPU for them and later ones, the least
-    first."""
+    first.
+
+    The gains are an array, which the garbage collector passes over: with lists of thousands of numbers it took a third
+    of the time of a decision.
+    """
 
     curves: tuple[Curve, ...]
     worths: list[float]
-    kept: list[float]
+    kept: Floats
 
 
 class Recursion:
@@ -75,16 +80,14 @@ class Recursion:
         last_first = curves[::-1]
         found: list[float] = []
         steps = 0
-        kept = [max(0.0, (behind - gpu) / gpus) for gpu in range(gpus - 1, -1, -1)]  # gain of each GPU, the least first
         while len(found) < len(curves):
             later = (behind + len(found)) // copies
             together = copies * max(1, min(later // LATER_PER_JOB, gpus // copies // GPUS_PER_JOB))
             ending = tuple(last_first[len(found) : len(found) + together])
             if steps == len(known) or known[steps].curves != ending:
                 del known[steps:]
-                known.append(self._together(ending, kept))
+                known.append(self._together(ending, known[-1].kept if known else _of_others(behind, gpus)))
             found += known[steps].worths
-            kept = known[steps].kept
             steps += 1
         del known[steps:]
         self._size += gpus * steps
@@ -94,25 +97,26 @@ class Recursion:
         found.reverse()
         return found
 
-    def _together(self, curves: tuple[Curve, ...], kept: Sequence[float]) -> _Together:
+    def _together(self, curves: tuple[Curve, ...], kept: Floats) -> _Together:
         """Return the worths of jobs that end together.
 
         `kept`: the gain of each GPU for jobs that end later, the least first.
         """
         alike: dict[int, tuple[float, list[float]]] = {}
         found, brought = [], []
+        least: list[float] = kept[: max(map(len, curves)) - 1].tolist()
         rises = self._rises
         for curve in curves:
             same = id(curve)
             known = alike.get(same)
             if known is None:
                 _, each = rises.get(same) or self._remember(curve)
-                known = alike[same] = _worth(curve, each, kept)
+                known = alike[same] = _worth(curve, each, least)
             found.append(known[0])
             brought += known[1]
-        rest = [*kept]
-        _keep_most(rest, brought)
-        return _Together(curves, found, rest)
+        rest = np.concatenate((kept, brought))
+        rest.sort(kind="stable")  # fast where much is in order
+        return _Together(curves, found, rest[len(brought) :])
 
     def _remember(self, curve: Curve) -> tuple[Curve, list[float]]:
         if len(self._rises) == CURVES:
@@ -132,12 +136,17 @@ def worths(curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1)
     return Recursion().worths(curves, gpus, behind, copies)
 
 
+def _of_others(behind: int, gpus: int) -> Floats:
+    """Return the gain of each GPU for the jobs behind all others, the least first."""
+    return np.maximum(behind - np.arange(gpus - 1, -1, -1), 0) / gpus
+
+
 def _worth(curve: Curve, rises: Sequence[float], kept: Sequence[float]) -> tuple[float, list[float]]:
     """Return min over k of (1 + rent(k)) / s(k), where rent(k) is the sum of the first k of `kept`, and the gains of
     the GPUs that this job then takes, each above the least of `kept`.
 
-    `rises`: the gain of the curve by each GPU. Most of a decision's time is spent here, mostly in one or two rounds of
-    each loop.
+    `kept`: the least first; those behind one for each GPU that the job can take may be left out. `rises`: the gain of
+    the curve by each GPU. Most of a decision's time is spent here, mostly in one or two rounds of each loop.
     """
     least = kept[0]
     cost = 1.0 + least
@@ -156,17 +165,6 @@ def _worth(curve: Curve, rises: Sequence[float], kept: Sequence[float]) -> tuple
             break
         brought.append(brings)
     return worth, brought
-
-
-def _keep_most(kept: list[float], brought: Sequence[float]) -> None:
-    """Keep as many as before of the largest gains of both lists, the least first. Changes `kept`."""
-    if len(brought) < FEW:
-        for brings in brought:
-            insort(kept, brings)
-    else:
-        kept += brought
-        kept.sort()
-    del kept[: len(brought)]
 
 
 def with_minimum(curve: Curve, least: int) -> Curve:
