@@ -60,6 +60,7 @@ INPUTS = (
     Input("cluster02", 5778, 64, 8, policies=LARGE),
     Input("cluster08", 13047, 128, 8, policies=("edf", "edf-admission", OURS)),
 )
+COMPARED = tuple(source for source in INPUTS if set(BASELINES) <= set(source.policies))
 
 TEXT = """\
 **Published.** Deadlines met, over EDF, Gandiva, Tiresias, Themis and Chronus: 7.65x, 3.17x, 1.46x, 1.71x and 1.62x on 128
@@ -83,9 +84,24 @@ Gandiva meets 0.369 and `elasticflow` 0.897: 2.43x."""
 _THRESHOLDS = """\
 The paper states neither thresholds nor promotion. With the thresholds of Tiresias' own simulator, and with one of 57,600
 GPU*s, ours meets 0.482, which makes 1.87x."""
-EXPLANATIONS: dict[str, str] = {"6b-edf": _OPEN, "6b-gandiva": _COSTS, "6b-tiresias-l": _THRESHOLDS}
+_SKIPS = """\
+As in Fig. 6b, EDF skips jobs that do not fit. On `cluster10` and `philly` it then meets 0.988 and 0.921 of the deadlines,
+where EDF of ElasticFlow's own simulator meets 0.777 and 0.436."""
+_OTHERS = """\
+On each of these traces ElasticFlow meets 1.78 to 2.77 times as many deadlines as Themis and Chronus, more than in the
+published mean; its own simulator has 2.33x (`fig8a`) and 2.03x (`cluster10`) over Themis. On the six traces that are not
+published the ratios must be smaller."""
+EXPLANATIONS: dict[str, str] = {
+    "6b-edf": _OPEN,
+    "6b-gandiva": _COSTS,
+    "6b-tiresias-l": _THRESHOLDS,
+    "8b-edf": _SKIPS,
+    "8b-themis": _OTHERS,
+    "8b-chronus": _OTHERS,
+}
 
 PUBLISHED_6B = {"edf": 7.65, "gandiva": 3.17, "tiresias-l": 1.46, "themis": 1.71, "chronus": 1.62}
+PUBLISHED_8B = {"edf": 12.95, "gandiva": 2.58, "tiresias-l": 2.15, "themis": 1.76, "chronus": 1.68}
 
 
 def case(source: Input, policy: str, **rest: float) -> Case:
@@ -151,6 +167,10 @@ def _findings(results: Results) -> Iterator[Finding]:
         yield Finding(
             f"6b-{policy}", what, exactly(published, "6.2, Fig. 6b"), best / ratio(results[case(TESTBED, policy)])
         )
+    for policy, published in PUBLISHED_8B.items():
+        what = f"mean over {len(COMPARED)} traces: deadlines met over {policy}"
+        where = "6.3, Fig. 8b, eleven traces"
+        yield Finding(f"8b-{policy}", what, exactly(published, where), _mean_over(results, policy))
     for source in INPUTS:
         broken = results[case(source, OURS)].metrics.missed_admitted
         assert broken is not None
@@ -171,6 +191,11 @@ def _findings(results: Results) -> Iterator[Finding]:
         shorter = best_effort_jct_s(results[mixed(policy, 0.1)]) / best_effort_jct_s(results[mixed(OURS, 0.1)])
         what = f"10 % best effort: their JCT, {policy} to elasticflow"
         yield Finding(f"11-{policy}", what, above(1.0, "6.5, Fig. 11b"), shorter)
+
+
+def _mean_over(results: Results, policy: str) -> float:
+    """Return how many times more deadlines are met than under a baseline, in the mean over the traces with all of these."""
+    return mean(ratio(results[case(source, OURS)]) / ratio(results[case(source, policy)]) for source in COMPARED)
 
 
 def efficiency(record: Record) -> float:
@@ -198,17 +223,11 @@ def _ratios(results: Results, peers: Peers) -> str:
             theirs = [peers.deadlines(source.peer, PEER.get(policy, "")) for policy in (*BASELINES, *VARIANTS, OURS)]
             rows.append(("its simulator", "", "", *("" if one is None else f"{one:.3f}" for one in theirs), broken))
     header = ("trace", "jobs", "GPUs", *BASELINES, *VARIANTS, OURS, "broken")
-    few = [source for source in INPUTS if set(BASELINES) <= set(source.policies)]
-    over = [
-        mean(ratio(results[case(source, OURS)]) / ratio(results[case(source, policy)]) for source in few)
-        for policy in BASELINES
-    ]
-    words = ", ".join(f"{value:.2f}x {policy}" for policy, value in zip(BASELINES, over, strict=True))
     return (
-        "Part of the jobs that met their deadlines (Fig. 6b and 8):\n\n"
+        "Part of the jobs that met their deadlines (Fig. 6b and 8); the means below are over the "
+        f"{len(COMPARED)} traces with all baselines:\n\n"
         + table(header, rows)
-        + f"\n\nMean of the ratios over the {len(few)} traces with all baselines: elasticflow meets {words}. "
-        "What is empty has not been simulated."
+        + "\n\nWhat is empty has not been simulated."
     )
 
 
@@ -254,9 +273,8 @@ def _mixes(results: Results) -> str:
 
 def _draw(figure: Figure, results: Results) -> None:
     upper, lower = figure.subplots(2, 1)
-    shown = [source for source in INPUTS if set(BASELINES) <= set(source.policies)]
-    bars = {policy: [ratio(results[case(source, policy)]) for source in shown] for policy in (*BASELINES, OURS)}
-    grouped(upper, [source.name for source in shown], bars, "deadlines met")
+    bars = {policy: [ratio(results[case(source, policy)]) for source in COMPARED] for policy in (*BASELINES, OURS)}
+    grouped(upper, [source.name for source in COMPARED], bars, "deadlines met")
     sizes = {
         policy: [ratio(results[case(TESTBED, policy, servers=size)]) for size in SIZES] for policy in (*VARIANTS, OURS)
     }
