@@ -134,6 +134,7 @@ class Turn:
         self._outbox: list[Outgoing] = []  # messages that wait for the commit of the batch
         self._batch = WriteBatch(store.limits)
         self._asked: list[ClientRequest] = []  # requests of this batch
+        self._answered_before: dict[str, bool] = {}  # by name of these: whether it repeats an answered request
         self._unsettled: dict[str, ClientRequest] = {}  # by name: requests that the next machine has to handle
         # Unanswered requests that may be recorded: by name, the client and the id that an answer goes to.
         self._doubted: dict[str, tuple[bytes, str]] = {}
@@ -176,6 +177,9 @@ class Turn:
             return
         if isinstance(event, ClockSet) and self._away is not None:
             self._away = self._away.by_clock_set(event.by_s)
+        answered = (
+            isinstance(event, ClientRequest) and self._machine.cluster.clients.answers.get(event.name) is not None
+        )
         actions = self._handle(now, event) if self._away is None else []
         for action in actions:
             if isinstance(action, StandDown):
@@ -186,7 +190,7 @@ class Turn:
             self._commit(now)
             if self._away is not None:
                 self._away = replace(self._away, memory=False)  # the machine now has an unrecorded change
-                if isinstance(event, ClientRequest):
+                if isinstance(event, ClientRequest) and not answered:
                     self._known -= {event.name}  # the answer is dropped with the machine
         if isinstance(event, ClockSet):
             self._set_s += event.by_s
@@ -198,6 +202,7 @@ class Turn:
             return
         if isinstance(event, ClientRequest):
             self._asked.append(event)
+            self._answered_before.setdefault(event.name, answered)
             if event.name in self._doubted:
                 self._doubt(event)
         self._batch.add(changed)
@@ -311,6 +316,8 @@ class Turn:
         """Commit the batch in one transaction, with the last of several values for one key."""
         writes = self._batch.take_all()
         asked, self._asked = self._asked, []
+        answered = frozenset(name for name, before in self._answered_before.items() if before)
+        self._answered_before.clear()
         if not writes:
             return
         began_s = self._watch.now() if self._watch is not None else 0.0
@@ -323,12 +330,20 @@ class Turn:
             if self._watch is not None:
                 self._watch.committed(self._watch.now() - began_s, len(writes))
         except StoreUnavailable as error:
-            self._leave(now, error, writes, asked)
+            self._leave(now, error, writes, asked, answered)
 
     def _leave(
-        self, now: float, error: StoreUnavailable, writes: tuple[Put | Delete, ...], asked: Sequence[ClientRequest]
+        self,
+        now: float,
+        error: StoreUnavailable,
+        writes: tuple[Put | Delete, ...],
+        asked: Sequence[ClientRequest],
+        answered: frozenset[str],
     ) -> None:
-        """Drop the messages of a failed batch. Its requests are refused, or kept until their outcome is known."""
+        """Drop the messages of a failed batch. Its requests are refused, or kept until their outcome is known.
+
+        `answered`: names of its requests that were answered before, and are in the store.
+        """
         if error.outcome_unknown and self._set_s != 0:
             self._clock_in_doubt, self._set_s = _ClockInDoubt(writes, self._set_s), 0.0
         size = sum(len(write.key) + len(write.value) for write in writes if isinstance(write, Put))
@@ -337,14 +352,13 @@ class Turn:
         acts = [action for action in self._outbox if isinstance(action, Audit)] if error.outcome_unknown else []
         self._outbox = [Warn(f"nothing can be recorded any more: {error}; requests are refused, training goes on")]
         self._outbox += acts
-        self._known = frozenset()
+        self._known = answered
         for event in asked:
             if error.outcome_unknown and changes(event.envelope.request):
                 self._doubt(event)
             self._refuse(event, away, now)
-        self._known = frozenset(name for name, _ in self._machine.cluster.clients.answers.items()) - {
-            event.name for event in asked
-        }
+        names = frozenset(name for name, _ in self._machine.cluster.clients.answers.items())
+        self._known = names.difference(event.name for event in asked) | answered
 
     def _doubt(self, event: ClientRequest) -> None:
         """Note that `event` may be recorded already, so that it is not refused until its outcome is known."""

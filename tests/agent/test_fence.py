@@ -168,6 +168,12 @@ def test_an_agent_that_has_never_received_a_term_has_nothing_to_report_of_a_cont
     assert fence.news(0.0, NO_TERM) == ""
 
 
+def test_a_restarted_agent_reports_a_downgrade_at_the_first_message():
+    fence = Fence(7)
+    assert fence.check(NO_TERM) is TermCheck.OBEYED
+    assert "after a downgrade" in fence.news(0.0, NO_TERM)
+
+
 def test_a_standby_that_lags_behind_is_heard_and_one_that_is_ahead_raises_the_term():
     driven = Reigned()
     for term in (0, 6):

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from elasticd.controller import turn
-from elasticd.controller.events import Action, AgentMessage, ClientRequest, Record, ReplyClient, SendAgent, Warn
+from elasticd.controller.events import (
+    Action,
+    AgentMessage,
+    Audit,
+    ClientRequest,
+    Fetch,
+    Record,
+    ReplyClient,
+    SendAgent,
+    Warn,
+)
 from elasticd.controller.machine import ControllerMachine
 from elasticd.controller.records import JOBS
 from elasticd.controller.settings import Settings
@@ -51,7 +61,7 @@ from elasticd.protocol.messages import (
     Submit,
     Submitted,
 )
-from elasticd.protocol.model import Gpu, GpuKind, JobPhase, Server, ServerId, WorkerId
+from elasticd.protocol.model import Gpu, GpuKind, JobId, JobPhase, Server, ServerId, WorkerId
 from elasticd.scheduler.scheduler import load_scheduler
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -421,3 +431,83 @@ def test_of_too_many_requests_in_doubt_the_oldest_are_refused_and_no_other(monke
     assert (repeated["r2"], repeated["r3"]) == (None, None)
     assert set(driven.doubts) == {"r1", "r2", "r3"}
     assert isinstance(repeated["r1"], Refused)
+
+
+def test_who_repeats_what_was_granted_is_not_refused_in_the_turn_that_cannot_be_recorded() -> None:
+    driven = Driven()
+    assert driven.ask(Submit(spec=job_spec()), "r1") == Submitted(job="digits-1")
+    driven.store.fail = FULL
+    for name, spec in (("r1", job_spec()), ("r2", job_spec("other")), ("r2", job_spec("other"))):
+        driven.turn.take(driven.now, ClientRequest(b"client", Envelope(id=name, request=Submit(spec=spec))))
+    answers = driven.answers(driven.finish())
+    assert set(answers) == {"r2"}, "only the first one is recorded, and its answer got lost"
+    assert isinstance(answers["r2"], Refused)
+    driven.store.fail = None
+    assert driven.answers(driven.finish(after_s=1.0)) == {"r1": Submitted(job="digits-1")}
+
+
+def test_what_a_store_that_cannot_be_read_has_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven()
+    key = "/archive/00000000000000000001/digits-1"
+    asked = ClientRequest(b"client", Envelope(id="r1", request=GetJob(job=JobId("digits-1"))))
+    driven.store.fail = None
+    monkeypatch.setattr(driven.turn.machine, "handle", lambda now, event: [Fetch(asked, (key,))])
+    monkeypatch.setattr(driven.store, "get", lambda key: fails_for_certain(None, None))
+    driven.turn.take(driven.now, asked)
+    answer = driven.answers(driven.turn.told())["r1"]
+    assert isinstance(answer, Refused)
+    assert answer.reason == "the store cannot be read: cluster.db: database or disk is full"
+
+
+def test_time_passes_though_the_clock_was_set_back_after_a_while() -> None:
+    driven = Driven()
+    driven.finish(after_s=3600.0)
+    said = driven.kinds().count(EventKind.CONTROLLER_AWAY)
+    driven.finish(after_s=-1800.0)
+    assert driven.kinds().count(EventKind.CONTROLLER_AWAY) == said + 1
+
+
+@pytest.mark.parametrize("fail", [FULL, UNKNOWN])
+def test_what_is_not_recorded_is_not_in_the_audit_log_and_what_may_be_is(fail: StoreUnavailable) -> None:
+    driven = Driven()
+    driven.store.fail = fail
+    driven.turn.take(driven.now, ClientRequest(b"c", Envelope(id="r1", request=Submit(spec=job_spec()))))
+    acts = [action.act for action in driven.finish() if isinstance(action, Audit)]
+    assert acts == (["submit"] if fail is UNKNOWN else [])
+
+
+def test_what_has_been_settled_is_not_asked_of_the_next_machine_again() -> None:
+    driven = Driven()
+    driven.store.fail, driven.store.commits_anyway = UNKNOWN, True
+    assert driven.ask(Submit(spec=job_spec()), "r1") is None
+    driven.store.fail, driven.store.commits_anyway = None, False
+    assert driven.answers(driven.finish(after_s=1.0)) == {"r1": Submitted(job="digits-1")}
+    driven.store.fail = FULL
+    driven.ask(Submit(spec=job_spec("other")), "r2")
+    driven.store.fail = None
+    assert driven.answers(driven.finish(after_s=1.0)) == {}
+
+
+def test_a_watch_is_told_of_no_decision_where_none_is_made() -> None:
+    driven, timed = Driven(), Timed()
+    driven.turn = Turn(driven.store, driven.build, driven.now, timed)
+    driven.hello()
+    driven.ask(Submit(spec=job_spec()), "r1")
+    told = len(timed.decisions)
+    driven.ask(GetServers(), "r2")
+    assert len(timed.decisions) == told > 0
+
+
+def test_the_doubt_about_a_request_ends_with_the_answer_to_the_client_that_asked_last() -> None:
+    driven = Driven()
+    driven.ask(Submit(spec=job_spec(high=2)), "r1")
+    driven.store.fail, driven.store.commits_anyway = UNKNOWN, True
+    scale = Envelope(id="r2", request=Scale(job="digits-1", share=1))
+    driven.turn.take(driven.now, ClientRequest(b"first", scale))
+    driven.finish()
+    driven.store.fail, driven.store.commits_anyway = None, False
+    driven.finish(after_s=1.0)
+    driven.hello()
+    driven.turn.take(driven.now, ClientRequest(b"second", scale))
+    assert isinstance(driven.answers(driven.finish())["r2"], Scaled)
+    assert driven.turn._doubted == {}

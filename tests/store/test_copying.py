@@ -19,8 +19,9 @@ import pytest
 import yaml
 
 from elasticd.controller.records import CLUSTER_KEY, ClusterRecord
-from elasticd.controller.store import Deposed, Put, PutLeased, SqliteStore, StoreUnavailable
-from elasticd.controller.store.copying import check_unused, contents, contents_of_file, fill
+from elasticd.controller.store import Deposed, Put, PutLeased, Record, SqliteStore, StoreUnavailable
+from elasticd.controller.store.copying import Contents, check_unused, contents, contents_of_file, fill
+from elasticd.controller.store.etcd import EtcdStore
 from elasticd.controller.store.interface import Listing
 from elasticd.controller.store_commands import main
 from elasticd.protocol.errors import OperatorError
@@ -184,6 +185,37 @@ def test_a_damaged_backup_is_refused_before_anything_is_written(tmp_path: Path, 
     assert done.returncode == 2
     assert "is damaged" in done.stderr
     assert not (tmp_path / "restored.db").exists()
+
+
+def test_a_backup_of_another_version_is_refused_as_such(tmp_path: Path, filled: Path) -> None:
+    assert elasticctl("backup", f"sqlite:{filled}", tmp_path / "kept").returncode == 0
+    data = (tmp_path / "kept").read_bytes()
+    (tmp_path / "kept").write_bytes(data.replace(b"elasticctl store 1", b"elasticctl store 2", 1))
+    done = elasticctl("restore", tmp_path / "kept", f"sqlite:{tmp_path / 'restored.db'}")
+    assert done.returncode == 2
+    assert "is a backup of another version, elasticctl store 2" in done.stderr
+
+
+def test_only_states_of_jobs_and_the_archive_are_counted_as_jobs() -> None:
+    keys = ("/jobs/a-1/spec", "/jobs/a-1/state", "/jobs/a-2/state", "/other/state", "/archive/1/a-0")
+    assert Contents(tuple((key, b"") for key in keys), 0.0).jobs == (3, 1)
+
+
+def test_what_is_carried_out_in_part_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticd.controller.store.copying.READ_AGAIN_S", 0.0)
+    whole = [True, False]
+
+    class Unsettled(EtcdStore):
+        def __init__(self) -> None: ...
+        def close(self) -> None: ...
+
+        def pages(self, first: str, end: str) -> Iterator[Listing]:
+            yield Listing((Record("/a", b"half" if len(whole) == 2 else b"whole", 1),), 1)
+
+        def is_whole(self, revision: int) -> bool:
+            return whole.pop()
+
+    assert contents(Unsettled()).records == (("/a", b"whole"),)
 
 
 def test_a_copy_between_files_says_which_cluster_it_is_and_what_is_in_it(tmp_path: Path, filled: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from elasticd.controller.store import Delete, If, Put, Record, SqliteStore, StoreUnavailable
 from elasticd.controller.store.interface import AFTER_ALL
+from elasticd.controller.store.sqlite import RANGE, pages_of
 from elasticd.protocol.errors import OperatorError
 
 WRITER = """
@@ -133,6 +136,50 @@ def test_a_database_of_another_program_is_refused_and_not_written_to(tmp_path: P
     with pytest.raises(OperatorError, match="theirs is a database, but not a store"):
         SqliteStore(tmp_path / "theirs")
     assert (tmp_path / "theirs").read_bytes() == before
+
+
+def test_a_database_of_another_program_with_the_same_version_number_is_refused(tmp_path: Path) -> None:
+    foreign = sqlite3.connect(tmp_path / "theirs")
+    foreign.execute("create table records (a integer)")
+    foreign.execute("pragma user_version = 1")
+    foreign.close()
+    with pytest.raises(OperatorError, match="theirs is a database, but not a store"):
+        SqliteStore(tmp_path / "theirs")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user for a while")
+def test_a_database_that_may_only_be_read_is_refused_as_what_it_is() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "db"
+        SqliteStore(path).close()
+        Path(directory).chmod(0o777)
+        path.chmod(0o444)
+        Path(f"{path}.lock").chmod(0o666)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(OperatorError, match="db cannot be used as the store: Permission denied"):
+                SqliteStore(path)
+        finally:
+            os.seteuid(0)
+
+
+def test_records_are_read_as_of_the_revision_that_is_told_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(tmp_path / "db")
+    revision = store.commit([], [Put("/a", b"1")])
+    connect: Any = sqlite3.connect
+
+    class Interrupted(sqlite3.Connection):
+        def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+            if sql == RANGE:
+                store.commit([], [Put("/b", b"2")])
+            return super().execute(sql, *arguments)
+
+    monkeypatch.setattr(sqlite3, "connect", lambda *names, **options: connect(*names, **options, factory=Interrupted))
+    (page,) = pages_of(tmp_path / "db", "", AFTER_ALL)
+    assert (page.revision, [record.key for record in page.records]) == (revision, ["/a"])
+    store.close()
 
 
 def test_a_store_with_damaged_pages_is_refused_with_its_name(tmp_path: Path) -> None:

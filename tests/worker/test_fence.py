@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from elasticd.worker.lineages import Name
 from elasticd.worker.state.fence import Fence
@@ -59,3 +62,21 @@ def test_a_directory_without_marks_is_no_sign_of_another_generation(tmp_path: Pa
 def test_a_mark_is_left_where_no_directory_of_the_path_exists_yet(tmp_path: Path) -> None:
     fence(tmp_path / "cluster" / "job", 7).mark()
     assert fence(tmp_path / "cluster" / "job", 3).overtaken_by() == 7
+
+
+def test_of_the_marks_that_one_worker_has_left_only_the_newest_stays(tmp_path: Path) -> None:
+    for generation in (3, 5, 8):
+        Fence(tmp_path, lambda generation=generation: generation).mark()  # type: ignore[misc]
+    assert [path.name for path in tmp_path.iterdir()] == ["saved-by-generation-00000008"]
+
+
+def test_a_mark_that_another_worker_removes_at_the_same_moment_keeps_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for generation in (1, 2):
+        (tmp_path / f"saved-by-generation-{generation:08d}").touch()
+    gone = "saved-by-generation-00000000"
+    monkeypatch.setattr(os, "listdir", lambda path, real=os.listdir: [gone, *sorted(real(path))])
+    Fence(tmp_path, lambda: 3).mark()
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["saved-by-generation-00000003"]
