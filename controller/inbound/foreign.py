@@ -118,7 +118,7 @@ def stop_unknown(cluster: Cluster, session: Session) -> None:
 
 
 def unknown_ended(cluster: Cluster, session: Session, ended: WorkerExit) -> bool:
-    """Handle the end of a worker; return whether it was one of an unknown job."""
+    """Take in the end of a worker; return whether it was one of an unknown job."""
     if not session.unknown_ended(ended.worker):
         return False
     if not session.unknown:
