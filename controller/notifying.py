@@ -12,10 +12,12 @@ address contains a user's name, if that consists of letters, digits and a few si
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import logging
 import os
 import re
+import socket
 import subprocess
 import threading
 import time
@@ -123,6 +125,52 @@ class Command:
         _run(self._argv, msgspec.json.encode(document(notice)), variables(notice))
 
 
+class _Cut(urllib.request.AbstractHTTPHandler):
+    """Cuts a connection whose answer has not come within ATTEMPT_S. (`timeout` limits each wait for a byte alone.)"""
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **arguments: Any) -> http.client.HTTPResponse:
+        opened: list[http.client.HTTPConnection] = []
+        late = threading.Event()
+
+        def connection(*place: Any, **options: Any) -> http.client.HTTPConnection:
+            opened.append(http_class(*place, **options))
+            return opened[-1]
+
+        def cut() -> None:
+            late.set()
+            for sock in [one.sock for one in opened if one.sock is not None]:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(ATTEMPT_S, cut)
+        timer.start()
+        try:
+            answer = super().do_open(connection, req, **arguments)
+        finally:
+            timer.cancel()
+        if late.is_set():  # the headers end where the connection was cut
+            answer.close()
+            raise TimeoutError(f"its answer has no end after {ATTEMPT_S:g} s")
+        return answer
+
+
+class _Http(_Cut, urllib.request.HTTPHandler):
+    pass
+
+
+class _Https(_Cut, urllib.request.HTTPSHandler):
+    pass
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: the token is for the configured address alone, and a POST would become a GET."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
+        raise OSError(f"it answers {code}, and would have the notice at another address")
+
+
 class Webhook:
     """Delivery by an HTTP POST of JSON."""
 
@@ -136,8 +184,7 @@ class Webhook:
                 f"Bearer {Path(self._token_file).expanduser().read_text(encoding='ascii').strip()}"
             )
         request = urllib.request.Request(self._url, msgspec.json.encode(document(notice)), headers, method="POST")
-        with urllib.request.urlopen(request, timeout=ATTEMPT_S) as answer:
-            answer.read(1)
+        urllib.request.build_opener(_Http, _Https, _Stay).open(request, timeout=ATTEMPT_S).close()
 
 
 class Mail:

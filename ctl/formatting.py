@@ -22,6 +22,12 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda found: " " if found[0] in "\t\n\r" else "", text)
 
 
+def for_spreadsheet(text: str) -> str:
+    """Return `text` as `printable` does, and so that a spreadsheet does not take it for a formula."""
+    shown = printable(text)
+    return f"'{shown}" if shown.lstrip().startswith(("=", "+", "-", "@")) else shown
+
+
 def clock(unix_s: float) -> str:
     """Return the local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(unix_s))

@@ -24,6 +24,7 @@ from ..protocol.principals import LOCAL
 from . import completion, render
 from .client import Client
 from .context import JSON, of, print_json, say, show
+from .formatting import for_spreadsheet
 from .logs import since_s
 from .tables import Cell, Column, Row, Table
 
@@ -100,8 +101,8 @@ def _told(value: object) -> str:
 
 
 def _bare(value: object) -> object:
-    """Return the value for another program, without control characters, which a reason may contain."""
-    return render.printable(value) if isinstance(value, str) else value
+    """Return the value for another program: a reason may have control characters, or begin as a formula does."""
+    return for_spreadsheet(value) if isinstance(value, str) else value
 
 
 FIELDS = {

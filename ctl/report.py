@@ -18,6 +18,7 @@ from ..protocol.errors import UserError
 from ..protocol.messages import GetUsage, UsageBy, UsageReport, UsageRow
 from . import completion, jobreport, pictures, render
 from .context import JSON, of, print_json, print_lines, say, show
+from .formatting import for_spreadsheet
 
 DAY_S = 86_400.0
 DEFAULT_DAYS = 30
@@ -145,11 +146,5 @@ def _print_csv(rows: Sequence[UsageRow]) -> None:
     writer.writerow(("user", "day", "job", "phase", *COLUMNS))
     for row in rows:
         phase = row.phase.value if row.phase is not None else ""
-        names = (_harmless(row.user), row.day, _harmless(row.job), phase)
+        names = (for_spreadsheet(row.user), row.day, for_spreadsheet(row.job), phase)
         writer.writerow((*names, *(f"{getattr(row.gpu_seconds, name):.3f}" for name in COLUMNS)))
-
-
-def _harmless(text: str) -> str:
-    """Return `text` so that a spreadsheet does not take it for a formula."""
-    shown = render.printable(text)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import email
 import http.server
 import importlib.util
 import json
+import socket
 import stat
 import sys
 import threading
@@ -207,6 +209,78 @@ def test_a_webhook_that_fails_is_tried_again_and_another_channel_goes_on(
         server.server_close()
     assert Hook.seen == [("Bearer secret", number) for number in (1, 1, 1, 2)]
     assert len(out.read_text().splitlines()) == 2, "the command has each once"
+
+
+class Redirect(http.server.BaseHTTPRequestHandler):
+    """Sends whoever posts here to another address."""
+
+    to = ""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(302)
+        self.send_header("Location", self.to)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Elsewhere(http.server.BaseHTTPRequestHandler):
+    """Keeps the headers of whoever comes."""
+
+    seen: list[Any] = []
+
+    def do_GET(self) -> None:
+        self.seen.append(dict(self.headers))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_webhook_that_sends_the_notice_elsewhere_gets_the_token_there_from_nobody_and_has_not_taken_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notifying, "GIVE_UP_S", 0.0)
+    servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in (Redirect, Elsewhere)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    hook, other = (f"http://127.0.0.1:{server.server_address[1]}/" for server in servers)
+    monkeypatch.setattr(Redirect, "to", other)
+    (tmp_path / "token").write_text("secret")
+    try:
+        with delivering(NotifyConfig(webhook=hook, webhook_token_file=str(tmp_path / "token")), notice(1)) as wait:
+            assert wait() == [1]
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+    assert Elsewhere.seen == []
+    assert "is given up: the webhook: it answers 302" in caplog.text
+
+
+def test_a_webhook_whose_answer_never_ends_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notifying, "ATTEMPT_S", 0.5)
+    monkeypatch.setattr(notifying, "GIVE_UP_S", 0.0)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not over.wait(0.1):
+                    connection.sendall(b"x")
+
+        threading.Thread(target=drip, daemon=True).start()
+        with delivering(NotifyConfig(webhook=f"http://127.0.0.1:{listener.getsockname()[1]}/"), notice(1)) as wait:
+            assert wait() == [1]
+        over.set()
+    assert "is given up: the webhook: its answer has no end after 0.5 s" in caplog.text
 
 
 def test_a_channel_that_hangs_is_cut_off_and_the_turn_waits_for_nothing(

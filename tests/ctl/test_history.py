@@ -148,6 +148,17 @@ def test_values_for_a_spreadsheet_are_one_line_each(capsys: pytest.CaptureFixtur
     assert (head, row) == (["job", "reason", "exit_code"], ["a-1", 'a, "b" c', "7"])
 
 
+@pytest.mark.parametrize("reason", ["=1+1", "@SUM(A1)", "+1", "-1", "\t=1+1"])
+def test_no_value_is_a_formula_to_a_spreadsheet(
+    reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    shared = SimpleNamespace(client=Pages(over(1, reason=reason, phase=JobPhase.FAILED, exit_code=-9)))
+    monkeypatch.setattr(history, "of", lambda context: shared)
+    history.history(None, columns="reason,exit", limit=9, as_csv=True)  # type: ignore[arg-type]
+    _, (text, code) = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert (text, code) == ("'" + reason.replace("\t", " "), "-9")
+
+
 # ------------------------------------------------------------------------------------------------------------------------ logs
 
 
