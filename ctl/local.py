@@ -542,26 +542,31 @@ def _take_back(
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Hold the directory's lock: one `up` or `down` at a time. Raises UserError if the directory cannot be used."""
+    waiting = Waiting(f"another `elasticctl up` or `down` at {directory}", LOCKED_FOR_S)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        while (descriptor := _lock(directory)) is None:
+            waiting.pause()
     except OSError as error:
         raise UserError(f"--dir {directory}: {error.strerror}") from None
     try:
-        waiting = Waiting(f"another `elasticctl up` or `down` at {directory}", LOCKED_FOR_S)
-        while not _lock(descriptor):
-            waiting.pause()
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(directory: Path) -> int | None:
+    """Return a descriptor that holds the lock, or None: another process has it, or has removed the directory meanwhile."""
+    path = directory / ".lock"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None
 
 
 def _let_go(directory: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from elasticd.ctl import local
 
 from .command import ELASTICCTL, PATIENCE_S, Cli, one_line
 
@@ -24,6 +28,37 @@ def test_without_a_cluster_everything_says_so_with_its_own_exit_code(tmp_path: P
     assert f"no controller answers at ipc://{tmp_path}/nobody" in one_line(refused)
     assert "wants a key" in one_line(nowhere("--controller", "tcp://127.0.0.1:9", "status", code=2))
     assert "no cluster at" in nowhere("down").stderr
+
+
+def test_who_waits_while_another_process_removes_the_directory_has_the_new_directorys_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, waits, done = tmp_path / "cluster", threading.Event(), threading.Event()
+    found: list[bool] = []
+    opened: list[int] = []
+    real = fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        opened.append(os.fstat(descriptor).st_ino)
+        if len(opened) == 2:  # the one that waits: it has opened the file, and is as fast as the removal
+            waits.set()
+            done.wait(60.0)
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    def waiting() -> None:
+        with local._locked(directory):
+            found.append((directory / ".lock").exists() and (directory / ".lock").stat().st_ino == opened[-1])
+
+    with local._locked(directory):
+        thread = threading.Thread(target=waiting)
+        thread.start()
+        assert waits.wait(60.0)
+        local._let_go(directory)
+    done.set()
+    thread.join(60.0)
+    assert found == [True]
 
 
 @pytest.mark.cluster
