@@ -153,6 +153,7 @@ class Output:
         self._starts = [start for start, _ in log_files(directory, worker)] or [0]
         self._file = self._open(self._starts[-1])
         self._size = os.fstat(self._file).st_size
+        self._cut = False  # a full disk has cut the last line
         self._most_bytes = max(1, most_bytes // LOG_FILES)
         self._lines = {"o": Lines(), "e": Lines()}
         self.cause = causes.Cause()
@@ -167,7 +168,9 @@ class Output:
         try:
             if self._size and self._size + len(text) > self._most_bytes:
                 self._go_on()
-            self._size += os.write(self._file, text)
+            text = b"\n" + text if self._cut else text
+            written = os.write(self._file, text)
+            self._size, self._cut = self._size + written, written < len(text)
         except OSError:
             pass  # a full disk must not stop the training: these lines are lost
         for line in lines if stream == "e" else ():
@@ -178,7 +181,7 @@ class Output:
         start = self._starts[-1] + self._size
         file = self._open(start)
         os.close(self._file)
-        self._file, self._size = file, os.fstat(file).st_size
+        self._file, self._size, self._cut = file, os.fstat(file).st_size, False
         self._starts.append(start)
         while len(self._starts) > LOG_FILES:
             os.unlink(self._path(self._starts.pop(1)))

@@ -65,9 +65,11 @@ class AuditLog:
             self._file = None
 
     def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self._path, flags, 0o600)
         self._size = os.fstat(self._file).st_size
+        if self._size and os.pread(self._file, 1, self._size - 1) != b"\n":  # a full disk or a crash has cut a line
+            self._append(b"\n")
 
     def _append(self, data: bytes) -> None:
         assert self._file is not None

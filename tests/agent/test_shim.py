@@ -218,3 +218,25 @@ def test_an_exit_record_for_which_there_is_no_room_is_written_when_there_is(
     monkeypatch.setattr(shim.time, "sleep", lambda seconds: None)
     Refused(tmp_path / "w")._finish(0, "exit code 0")
     assert json.loads((tmp_path / "w.exit").read_bytes()) == {"exit_code": 0, "reason": "exit code 0"}
+
+
+def test_a_line_that_a_full_disk_has_cut_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, real, left = shim.Output(str(tmp_path), "a-1.0", 1 << 20), os.write, 30
+
+    def full(descriptor: int, data: bytes) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(descriptor, data[:left])
+        left -= written
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for _ in range(3):
+            output.take("o", b"what is lost\n")
+    output.take("o", b"one\n")
+    output.take("o", b"two\n")
+    cut, *whole = (tmp_path / "a-1.0.log").read_text().splitlines()
+    assert len(cut) == 30
+    assert [line.split(" ", 2)[1:] for line in whole] == [["o", "one"], ["o", "two"]]

@@ -74,6 +74,27 @@ def test_a_full_disk_is_told_once_in_a_while_and_what_comes_later_is_written(
     assert len(lines(tmp_path / "audit.log")) == 1
 
 
+def test_a_line_that_a_full_disk_has_cut_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, real = tmp_path / "audit.log", os.write
+    audit, left = AuditLog(path), 50
+
+    def full(descriptor: int, data: bytes) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(28, "No space left on device")
+        written = real(descriptor, data[:left])
+        left -= written
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        audit.write([LINE])
+    audit.write([LINE])
+    cut, whole = path.read_text().splitlines()
+    assert len(cut) == 50
+    assert json.loads(whole)["who"] == "user:alice"
+
+
 def test_a_link_that_somebody_has_laid_there_is_not_followed(tmp_path: Path):
     target = tmp_path / "target"
     (tmp_path / "audit.log").symlink_to(target)
