@@ -30,6 +30,7 @@ from ..state.planning import Decider
 from .authority import by
 
 MAX_DOCUMENT_BYTES = 64 << 10
+MAX_DOCUMENT_DEPTH = 32  # of lists and mappings in one another; the interpreter's stack ends at a thousand calls
 MAX_ORIGIN = 4096
 
 
@@ -46,6 +47,8 @@ def set_policy(cluster: Cluster, now: float, asked: ClientRequest, request: SetP
     Return None if the controller has just started and cannot decide yet. Raises UserError, which names source and
     field, and PolicyFailed if the policy cannot decide about the present jobs.
     """
+    if _depth(request.document) > MAX_DOCUMENT_DEPTH:
+        raise UserError(f"{request.source[:200]}: a policy file has at most {MAX_DOCUMENT_DEPTH} levels")
     if request.document is not None and len(msgspec.msgpack.encode(request.document)) > MAX_DOCUMENT_BYTES:
         raise UserError(f"{request.source[:200]}: a policy file has at most {MAX_DOCUMENT_BYTES} bytes")
     if max(len(request.source), len(request.user)) > MAX_ORIGIN:
@@ -64,6 +67,15 @@ def set_policy(cluster: Cluster, now: float, asked: ClientRequest, request: SetP
         _switch(cluster, now, asked, Decider(scheduler, now, record), user)
     after = _view(scheduler, now, record, cluster.planning.configured)
     return PolicySet(before=before, after=after, shares=shares, time_s=now)
+
+
+def _depth(values: object) -> int:
+    """Return how many lists and mappings contain the innermost of these plain values."""
+    depth, level = 0, [values]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [value for each in level for value in (each.values() if isinstance(each, dict) else each)]
+    return depth
 
 
 def recover_policy(cluster: Cluster, record: PolicyRecord) -> str:

@@ -151,6 +151,18 @@ def test_what_is_wrong_is_refused_with_the_field_and_changes_nothing(
     assert world.store == store
 
 
+@pytest.mark.parametrize("depth", [33, 600, 950])
+@pytest.mark.parametrize("kind", ["list", "mapping"])
+def test_a_document_whose_levels_are_as_many_as_a_message_can_have_ends_no_controller(kind: str, depth: int) -> None:
+    inner: Any = "x"
+    for _ in range(depth - 1):
+        inner = [inner] if kind == "list" else {"a": inner}
+    answer = choose(World(), {"policy": inner}, dry_run=True)
+    assert answer == Refused(reason="test: a policy file has at most 32 levels", bad_input=True)
+    unknown = choose(World(), {"policy": "max-min", "parameters": {"a": [[[1]]]}}, dry_run=True)
+    assert "a: is unknown" in unknown.reason
+
+
 def test_a_repeated_request_switches_once() -> None:
     world = World()
     request = SetPolicy(document={"policy": "fifo"}, source="test")
