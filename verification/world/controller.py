@@ -76,6 +76,7 @@ class Controller(Process):
         self._notifying: set[int] = set()  # notices on their way, in this life
         self._clock_set_s = 0.0  # sum of the jumps that its clock has noticed
         self.said: deque[tuple[ServerId, ToAgentFromController, str]] = deque(maxlen=KEPT_SAID)  # in this life
+        self.heard: dict[str, float] = {}  # by name of a request: when it came first, in this life
         self._told = 0  # number of cluster events that the story already has
         self._barred: dict[ServerId, frozenset[tuple[int | None, str, float]]] = {}  # state after the last turn
 
@@ -109,6 +110,7 @@ class Controller(Process):
             self._made = 0
             self._notifying = set()
             self.said.clear()
+            self.heard.clear()
             self._turn = self._disk.begin(self.life, self._build, self.now)
         except Crashed:
             self._crash()
@@ -308,6 +310,7 @@ class Controller(Process):
         self.take(AgentMessage(peer, message, identity))
 
     def from_client(self, client: bytes, envelope: Envelope, who: Principal) -> None:
+        self.heard.setdefault(envelope.id, self._world.timeline.now)
         self.take(ClientRequest(client, envelope, who))
 
     def take(self, event: Event) -> None:

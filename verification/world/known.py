@@ -104,6 +104,7 @@ class Knowledge:
         # a commit has ended a job, or changed whether its growth is held back: timers follow from both
         self.turning = False
         self._well_since: dict[str, float] = {}  # by worker
+        self._startable_since: dict[JobId, float] = {}
         self._hit_until: dict[str, float] = {}  # by worker or server: end of the last fault that hit it
         self._name_of: dict[WorkerId, str] = {}  # model of the GPU where each worker was started last
         self._ended_at: dict[WorkerId, float] = {}  # of processes

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from elasticd.protocol.messages import Acknowledged
+
+from . import storms
 from .plan import Contract, Weather
 from .process import PEER_TIMEOUT_S, Process
 from .timeline import Timeline
 from .violation import Violation
 
-STORM_S = 10.0  # window of MOST_SENT
-# messages of one process to another within STORM_S; about four times the most seen in histories
+# messages of one process to another within `storms.WINDOW_S`, changed or not; about four times the most seen in histories
 MOST_SENT = {"Controller": 250, "Zombie": 250, "Agent": 250, "Worker": 150}
 LATEST_S = 3.0  # most that a late message is delayed
 
@@ -26,15 +31,36 @@ class _Link:
         self.last = 0.0  # arrival time of the last message
         self._most = math.inf
         self._since, self._sent = 0.0, 0
+        self._lives = 0, 0  # of source and target
+        self._equal: Counter[storms.Words] = Counter()
+        self._sessions = 0  # that the controller has begun with an agent
 
-    def count(self, now: float, source: Process, target: Process) -> None:
-        """Count a message. Raises Violation if there are too many between honest processes."""
-        if now - self._since >= STORM_S:
+    def count(self, now: float, source: Process, target: Process, message: msgspec.Struct | None) -> None:
+        """Count a message. Raises Violation if there are too many, or too many equal ones, between honest processes."""
+        lives = source.life, target.life
+        if now - self._since >= storms.WINDOW_S or lives != self._lives:
+            self._equal.clear()
+            self._lives, self._sessions = lives, 0
+        if now - self._since >= storms.WINDOW_S:
             self._since, self._sent, self._most = now, 0, MOST_SENT.get(type(source).__name__, math.inf)
         self._sent += 1
-        if self._sent > self._most and not source.provokes and not target.provokes:
+        if source.provokes or target.provokes:
+            return
+        if self._sent > self._most:
             text = f"{source.name} has sent {target.name} {self._sent} messages within {now - self._since:.1f} s"
             raise Violation("no process floods another with messages", text)
+        if message is not None and source.repeats_at_its_period:
+            self._count_equal(source, target, message)
+
+    def _count_equal(self, source: Process, target: Process, message: msgspec.Struct) -> None:
+        self._sessions += isinstance(message, Acknowledged) and message.sent == 0
+        words = storms.words(message)
+        self._equal[words] += 1
+        if self._equal[words] > storms.most(message, self._sessions, source.host == target.host):
+            text = (
+                f"{source.name} has sent {target.name} {self._equal[words]} times in {storms.WINDOW_S:.0f} s: {message}"
+            )
+            raise Violation("unchanged words are repeated at their period", text[:400])
 
 
 class Network:
@@ -71,7 +97,8 @@ class Network:
         if link is None:
             link = self._links[source.name, target.name] = _Link(self._seed, source.name, target.name)
         now, life = self._timeline.now, target.life
-        link.count(now, source, target)
+        said = next((each for each in arguments if isinstance(each, msgspec.Struct)), None)
+        link.count(now, source, target, said)
         if source.host == target.host:
             link.last = max(now + 0.0001, link.last + 1e-6)
             self._timeline.at(link.last, link.chance(), target.arrive, life, call, *arguments)

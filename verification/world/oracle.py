@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -32,6 +32,7 @@ from elasticd.protocol.messages import (
     Withholding,
 )
 from elasticd.protocol.model import GpuAddress, JobId, JobPhase, Notify, ServerId, WorkerId, job_number
+from elasticd.protocol.times import POLICY_RETRY_S, SERVER_LEASE_S
 from elasticd.scheduler.amounts import Amounts, Need
 from elasticd.scheduler.kinds import Demand, GpuSort
 
@@ -50,6 +51,8 @@ TOLD_S = 45.0  # within which an agent has heard of stops, and the controller of
 APART_S = 60.0  # within which an agent and a controller that are connected begin a session
 WELL_S = 25.0  # within which undisturbed workers apply a step, if a step does not take longer
 REVIEWED_S = 40.0  # within which a controller has reviewed all promises
+STARTED_S = POLICY_RETRY_S  # within which a policy is asked again even if it has failed, or an event was overlooked
+ANSWERED_S = SERVER_LEASE_S  # the longest that a controller, or an agent for it, is waited for before an answer
 STARTS_WITHIN_S, MOST_STARTS = 60.0, 40  # starts on one GPU within the window
 MOST_UNLIKE = 16  # newcomers of one job that differ, without a fixed share or a start from a checkpoint between them
 FAILING = (Ending.RAISES, Ending.EXITS, Ending.NEVER_JOINS, Ending.FAILS_UNJOINED, Ending.OUT_OF_MEMORY)
@@ -704,6 +707,24 @@ class Oracle(Knowledge):
             if now - since > WELL_S + 2 * step_s + script.evaluate_s:
                 text = f"{job}: all workers of generation {newest} are well, and none has applied a step for {now - since:.0f} s"
                 raise Violation("workers that are well train", text)
+
+    def startable(self, jobs: Collection[JobId]) -> None:
+        """Check that jobs without GPUs are started where the policy would give them some that are free: at present, `jobs`."""
+        now = self._timeline.now
+        self._startable_since = {job: self._startable_since.get(job, now) for job in jobs}
+        for job, since in self._startable_since.items():
+            waits_s = now - max(since, self._controller_hit_until)
+            if waits_s > STARTED_S:
+                text = f"{job} has no GPU, and for {waits_s:.0f} s the policy would give it some that are free"
+                raise Violation("a job that could run is started", text)
+
+    def asked(self, heard: Mapping[str, float]) -> None:
+        """Check that a request has its answer. `heard`: by its name, when the controller heard of each that waits."""
+        for name, since in heard.items():
+            waits_s = self._timeline.now - max(since, self._controller_hit_until)
+            if waits_s > ANSWERED_S:
+                text = f"{name} reached the controller {waits_s:.0f} s ago, and has no answer"
+                raise Violation("what the controller has heard is answered", text)
 
     def deadlines(self, now: float, jobs: Iterable[Job]) -> None:
         """Check that a promised deadline is missed only after an announcement. `now`: by the controller's clock.

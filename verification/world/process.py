@@ -41,6 +41,7 @@ class Process:
         self.clock_ahead_s = 0.0  # of this process's clock
         self.stopped_at = 0.0
         self.provokes = False  # a forger makes others answer without end; the product's endpoint limits its rate
+        self.repeats_at_its_period = True  # a controller whose reign is over repeats its last words on purpose
         self.slow = 1.0  # factor on the durations of its own work
         self.chance = random.Random(f"{around.seed}/process/{name}")
         self._inbox: list[tuple[Callable[..., None], tuple[Any, ...]]] = []

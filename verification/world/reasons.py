@@ -15,7 +15,7 @@ from elasticd.controller.jobs.job import Job
 from elasticd.controller.reconcile.stable_decision import Outcome
 from elasticd.controller.reconcile.what_if import outcome
 from elasticd.controller.requests.explaining import explanation
-from elasticd.protocol.model import GpuAddress, JobPhase
+from elasticd.protocol.model import GpuAddress, JobId, JobPhase
 from elasticd.protocol.principals import LOCAL_OPERATOR
 from elasticd.scheduler.amounts import Amounts, Need
 
@@ -117,11 +117,8 @@ def _may_join(job: Job) -> bool:
     return job.gang and job.spec.expected_to_join and job.record.phase is not JobPhase.RUNNING
 
 
-def look(cluster: Cluster, now: float) -> None:
-    """Check all reasons that each waiting job would show now. Raises Violation."""
-    decided = outcome(cluster, now)
-    if decided is None:
-        return
+def look(cluster: Cluster, decided: Outcome) -> None:
+    """Check all reasons that each waiting job would show with this decision. Raises Violation."""
     counted = Counted.of(cluster, decided)
     for row, job in enumerate(decided.seen.jobs):
         if decided.found.decision.shares[row]:
@@ -129,6 +126,13 @@ def look(cluster: Cluster, now: float) -> None:
         for text in decided.found.every(row):
             for part in text.split("; "):
                 _check(counted, row, job, part, text)
+
+
+def startable(decided: Outcome) -> tuple[JobId, ...]:
+    """Return the jobs without GPUs to which this decision gives some that are free."""
+    rows = dict.fromkeys(change.row for change in decided.found.changes if change.gpus)
+    jobs = (decided.seen.jobs[row] for row in rows)
+    return tuple(job.id for job in jobs if not job.record.target)
 
 
 def explain(cluster: Cluster, now: float) -> None:

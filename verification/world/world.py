@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elasticd.agent.machine import MAX_FORGOTTEN, MAX_ORDERS
+from elasticd.controller.reconcile.what_if import outcome
 from elasticd.protocol.model import JobId
 from elasticd.protocol.times import START_PATIENCE_S
 from elasticd.worker.membership.machine import MAX_EARLY
@@ -71,10 +72,17 @@ class World(Cluster):
         cluster = self.controller.machine.cluster
         if running and not cluster.servers.awaited:
             self.oracle.deadlines(self.controller.now, cluster.jobs.values())
-            reasons.look(cluster, self.controller.now)
+            decided = outcome(cluster, self.controller.now)
+            self.oracle.startable(reasons.startable(decided) if decided is not None else ())
+            if decided is not None:
+                reasons.look(cluster, decided)
             if self.timeline.now >= self._explained_at + EXPLAINED_EVERY_S:
                 self._explained_at = self.timeline.now
                 reasons.explain(cluster, self.controller.now)
+        else:
+            self.oracle.startable(())
+            self.controller.heard.clear()  # users ask again
+        self.oracle.asked({name: at for name, at in self.controller.heard.items() if name in self.users.waiting})
         for agent in self.agents:
             if agent.state is State.RUNNING:
                 self.oracle.start_hangs(agent.name, agent.hanging(HANGING_S), agent.sizes["starts that hang"])

@@ -55,7 +55,7 @@ class Zombie(Process):
         self._world = world
         self._machine, self.term = controller.machine, controller.machine.term
         self._said = list(controller.said)
-        self._goes_on = False
+        self._goes_on = self.repeats_at_its_period = False
         self._until = world.timeline.now + BEGINS_S + for_s
         self.clock_ahead_s = controller.clock_ahead_s
         self.born()
