@@ -117,15 +117,14 @@ def stop_unknown(cluster: Cluster, session: Session) -> None:
         cluster.servers.send(session.server.server, _stop(local))
 
 
-def unknown_ended(cluster: Cluster, session: Session, ended: WorkerExit) -> bool:
-    """Take in the end of a worker; return whether it was one of an unknown job."""
+def unknown_ended(cluster: Cluster, session: Session, ended: WorkerExit) -> None:
+    """Take in the end of a worker, if it was one of an unknown job: its GPUs are free for others."""
     if not session.unknown_ended(ended.worker):
-        return False
+        return
     if not session.unknown:
         cluster.servers.record_adoption(session.server.server, None)
     cluster.planning.request()
     cluster.jobs.mark_waiting_dirty()
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------------- the operator

@@ -618,8 +618,7 @@ def resize_text(resize: Resize) -> str:
 
 def _on_exit(cluster: Cluster, now: float, session: Session, message: WorkerExit) -> bool:
     """Handle the end of a worker; return whether the worker is recorded."""
-    if unknown_ended(cluster, session, message):
-        return False
+    unknown_ended(cluster, session, message)
     if session.orphan_ended(message.worker):
         cluster.jobs.mark_waiting_dirty()
     found = _find(cluster, session, message.job, message.worker, message.uid)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from elasticd.controller.jobs.generations import GiveOrder, next_step
-from elasticd.controller.jobs.records import OrderKind
+from elasticd.controller.jobs.records import OrderKind, WorkerState
 from elasticd.protocol.messages import (
     EventKind,
     Order,
@@ -261,3 +261,15 @@ def test_a_job_whose_next_gpus_are_all_occupied_is_ordered_nothing_until_one_is_
     assert isinstance(step, GiveOrder)
     assert [(slot.worker, slot.gpu.server) for slot in step.slots] == [(first, "s1"), (None, "s2")]
     assert step.kind is OrderKind.UNION, "the state is handed on before it is left"
+
+
+def test_a_worker_that_waits_for_its_gpu_keeps_no_start_behind_it_from_being_told_again():
+    world = World({"s1": 2})
+    job = world.submit(job_spec(low=2, high=2))
+    first, second = world.running(job.id)
+    world.agents["s1"].running.clear()  # both messages were lost
+    world.agents["s1"].seen.clear()
+    job.update_worker(first, state=WorkerState.ORDERED)
+    world.sent.clear()
+    world.hello("s1")
+    assert second in [start.worker for start in world.messages(StartWorker)]

@@ -6,6 +6,9 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import msgspec
+
+from elasticd.controller.inbound.joining import stale
 from elasticd.protocol.messages import (
     AgentHeartbeat,
     EventKind,
@@ -91,3 +94,12 @@ def test_a_worker_that_the_record_of_its_job_does_not_name_is_stopped():
     world.agents[ServerId("s1")].running[worker] = process
     world.report(worker, WorkerPhase.READY)
     assert worker in [stop.worker for stop in world.messages(StopWorker)]
+
+
+def test_a_hello_without_a_number_is_none_of_the_past():
+    world = World({"s1": 1})
+    last = world.say_hello(world.agents["s1"])
+    known = world.machine.cluster.servers.sessions["s1"]
+    assert stale(known, last)
+    assert not stale(known, msgspec.structs.replace(last, number=last.number + 1))
+    assert not stale(known, msgspec.structs.replace(last, number=0)), "agents of the first version count none"
