@@ -76,8 +76,10 @@ def words(message: msgspec.Struct) -> Words:
             return kind, *_told(status)
         case WorkerExit(worker=worker, uid=uid):
             return kind, worker, uid
-        case AgentHello() | Acknowledged():
+        case AgentHello():
             return (kind,)
+        case Acknowledged(session=session):
+            return kind, bool(session)
         case AgentHeartbeat(troubles=troubles):
             return kind, troubles
         case Envelope(id=name):
@@ -96,6 +98,8 @@ def most(message: msgspec.Struct, sessions: int, to_worker: bool) -> float:
 
     A process that was stopped answers at once all that it got before the connection broke, in PEER_TIMEOUT_S.
     """
+    if isinstance(message, Acknowledged) and not message.session:
+        return float("inf")  # the controller asks an agent without a session for a hello, at each of its messages
     period_s = WORKER_HEARTBEAT_S if isinstance(message, Order) and to_worker else PERIOD_S.get(type(message))
     if period_s is not None:
         return 1 + (WINDOW_S + PEER_TIMEOUT_S) / period_s
