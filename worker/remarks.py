@@ -82,17 +82,18 @@ class Remarks:
                 "run.mean(…) in the body and run.means behind it, or keep the value by run.state(…)"
             )
 
-    def on_restart(self, was: Any, same_epoch: bool, restored: Collection[str] = ()) -> None:
+    def on_restart(self, was: Any, same_epoch: bool, within: bool, restored: Collection[str] = ()) -> None:
         """Remark on a restart from a checkpoint in a new process, before any loop body.
 
-        was: `Looking.plain` of the worker that wrote the checkpoint. same_epoch: the checkpoint is from the middle of
-        the present epoch. restored: last names of variables that the checkpoint contains (`ScriptVariables.restored`).
+        was: `Looking.plain` of the worker that wrote the checkpoint. same_epoch: the checkpoint is from the present epoch.
+        within: it is from behind the epoch's first step. restored: last names of variables that the checkpoint contains
+        (`ScriptVariables.restored`).
         """
         looking = self._looking
         (before, before_derived), derived = looking.of_plain(was), looking.derived
         looking.follow(before)
         carried = {*restored, *(re.split(r"[ .]", name)[-1] for name in self._counters())}
-        left = looking.left_behind(sys._getframe(), before, same_epoch, carried)
+        left = looking.left_behind(sys._getframe(), before, within, carried)
         if left:
             names = ", ".join(f"{name} ({place})" for name, place in list(left.items())[:NAMED])
             self._say(
@@ -106,7 +107,7 @@ class Remarks:
                 "which processes that read ahead do not see until they begin anew, as now: derive it from the epoch in the "
                 "dataset's set_epoch(epoch)"
             )
-        if same_epoch and (collected := looking.collected(sys._getframe())) is not None:
+        if within and (collected := looking.collected(sys._getframe())) is not None:
             statement, place = collected
             self._say(
                 f"the job goes on from a checkpoint in the middle of an epoch, and `{statement}` ({place}) gets the results of "

@@ -475,8 +475,10 @@ class Trainer:
             self._variables.pass_begins(self.script.epoch)
         if (was := self.held.script_was) is not None:
             self.held.script_was = None
+            same_epoch, steps = self.held.state_epoch == self.script.epoch, self._sampler.steps_per_epoch
+            within = same_epoch and (not steps or self.held.next_step % steps > 0)
             restored = self._variables.restored if self._variables is not None else ()
-            self._remarks.on_restart(was, self.held.state_epoch == self.script.epoch, restored)
+            self._remarks.on_restart(was, same_epoch, within, restored)
         if self.held.owes_functions:
             self._first = self.step_boundary.call_functions()
 
@@ -593,7 +595,7 @@ class Trainer:
                 self._variables.loop_ends()
             if (was := self.held.script_was) is not None:
                 self.held.script_was = None
-                self._remarks.on_restart(was, same_epoch=False)
+                self._remarks.on_restart(was, same_epoch=False, within=False)
             together, counts = self.stepping.finished, not self.held.runs_again
             self._obey(LoopEnded(epochs))
             self._loader.close()

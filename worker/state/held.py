@@ -272,12 +272,18 @@ class HeldState:
     def to_give(self, header: dict[str, Any]) -> dict[str, Any]:
         """Return this header for another worker, with values beside the state that workers do not compare."""
         code = {} if self.code is None else {"code": self.code.description()}
-        return {**header, **code, **({} if VARIABLES in header else self._variables(looks=True))}
+        variables = {} if VARIABLES in header else self._variables(looks=True)
+        return {key: value for key, value in {**header, **code, **variables}.items() if key != ALONE}
 
     def _variables(self, looks: bool) -> dict[str, Any]:
         """Return the script's variables for a header, as they are now. looks: as in `ScriptVariables.give`."""
         given = None if self.variables is None else self.variables.give(looks)
         return {} if given is None else {VARIABLES: given}
+
+    def _alone(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return further variables for a checkpoint's header, as they are now (`ScriptVariables.give_alone`)."""
+        alone = None if self.variables is None else self.variables.give_alone(given)
+        return {} if alone is None else {ALONE: alone}
 
     def save(self, save: SaveCheckpoint) -> None:
         """Begin to write the present state; inside the script's code between two steps, the state in which that code
@@ -314,18 +320,15 @@ class HeldState:
                 description[3] = "device"
         seen = {} if SCRIPT in header else {SCRIPT: self.looks()}
         given = {**self.to_give(header), **seen, KEYS: self.parts.keys()}
-        if self.variables is not None and (alone := self.variables.give_alone(given.get(VARIABLES, {}))) is not None:
-            given[ALONE] = alone
+        given |= {ALONE: header[ALONE]} if ALONE in header else self._alone(given.get(VARIABLES, {}))
         self._writer.save(save, given, tensors, mutable=self.parts.changing(tensors))
 
     def interlude_begins(self, after_step: bool, interruptible: bool = True) -> None:
         """Begin the script's code between two steps. after_step: the code is a function of `run.every`."""
         header = self.header({}) if self._writer is not None and interruptible else None
         if header is not None and not after_step and (variables := self._variables(looks=False)):
-            header |= {
-                **variables,
-                SCRIPT: self.looks(),
-            }  # both of the same moment, or a restart would miss what changes now
+            # All of the same moment, or a restart would miss what changes now
+            header |= {**variables, **self._alone(variables[VARIABLES]), SCRIPT: self.looks()}
         if self.variables is not None and not after_step:
             self.variables.pass_ends()
         self.interlude = Interlude(header, self.parts.tensors() if header else [], after_step)
