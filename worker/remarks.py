@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from .kept import Difference, Reach, differences
+from .kept import Difference, Reach, differences, variable_of
 from .looking import Looking
 
 NAMED = 3  # names in a message
@@ -117,7 +117,13 @@ class Remarks:
         found = looking.lost(before, looking.now(sys._getframe()))
         if same_epoch and before_derived is not None and derived is not None:
             known = {each.name for each in found}
-            found += [each for each in differences(before_derived, derived) if each.name not in known]
+            # What the checkpoint has restored is that of its moment, not of the epoch's beginning
+            made = [
+                each
+                for each in differences(before_derived, derived)
+                if variable_of(each.name).rpartition(".")[2] not in restored
+            ]
+            found += [each for each in made if each.name not in known]
         act = [each for each in found if looking.may_act(each)]
         self._tell(
             act,

@@ -315,8 +315,7 @@ class ScriptVariables:
         self._bind(
             values, [each for each in within if each[0] in values and packing.packed(each[1]) != values[each[0]][1]]
         )
-        if not self.restored:  # otherwise bodies have changed some of the values since
-            self._looking.look_at_derived(sys._getframe())
+        self._looking.look_at_derived(sys._getframe())
 
     def _present_of(self, values: Values) -> list[tuple[str, Variable]]:
         """Return those of the loop's variables that this script has."""

@@ -149,6 +149,19 @@ class Slice(DataFlow):
             else set()
         )
         left = {scope.key(name) for name in read_first(loop.body) - given}
+        sinks = [
+            one.lineno
+            for each in self._sinks
+            if header in each.tests
+            for one in each.reads
+            if isinstance(one, ast.expr)
+        ]
+        behind = max(
+            sinks, default=loop.end_lineno or 0
+        )  # a number that is read behind that line acts in later bodies alone
+        of_left = self._follow(
+            [each for key in left if key in self._of_gradient for each in self._changes.get(key, ())]
+        )
         for key in {**self._of_gradient, **self._of_end}:
             changes = [each for each in self._changes.get(key, ()) if not each.of_part]
             inside = [each for each in changes if header in each.tests or each.scope.node in within]
@@ -157,7 +170,7 @@ class Slice(DataFlow):
                 continue
             is_left = key in left or (key.owner in self._classes and not renewed)
             own = [each for each in inside if each.reads and (key in left or each.made_of_itself)]
-            if key in counted:
+            if key in counted and (self._of_gradient.get(key, 0) <= behind or key in of_left):
                 found[key] = counted[key]
             elif is_left and own and key.name not in carried:
                 found[key] = module_of_scope(own[0].scope), own[0].line
