@@ -14,7 +14,7 @@ import functools
 import linecache
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
@@ -22,18 +22,17 @@ from typing import NamedTuple
 from . import logged
 from .effects import Effects
 from .kept import is_function_type, path_of_function
+from .liveness import Flow, free_names, is_function, local_names, target_names, within
 from .own_code import directories, own_modules
 from .save_calls import names_place, saved_names
-from .syntax import PARSED, called_name, children, imports, mutates, parse, read_names, stored_names, walk
+from .syntax import PARSED, called_name, children, imports, mutates, parse, read_names, walk
 
 LONGEST = 60  # characters of an expression in a message
 REMEMBERED = 1024  # cached functions, classes and files, in which names of one script are looked up repeatedly
 MOST_TEXT = 2_000_000  # characters of the script's other files that are searched for one name, which takes some seconds
 MOST_SLICED = 300_000  # characters of the script's files that are sliced (`slicing`), which takes about a second
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Loop = ast.For | ast.AsyncFor | ast.While
-_Leaving = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
 class SourceLine(NamedTuple):
@@ -182,8 +181,8 @@ class Sources:
         flow = self._flow
         if self._loop is None or flow is None:
             return frozenset()
-        branches = [node for node in _within(self._loop) if isinstance(node, ast.If)]
-        assigned = {name for branch in branches for each in _within(branch) for name in _names(each)}
+        branches = [node for node in within(self._loop) if isinstance(node, ast.If)]
+        assigned = {name for branch in branches for each in within(branch) for name in target_names(each)}
         return frozenset((assigned & flow.read) - flow.bound - self._targets)
 
     @functools.cached_property
@@ -192,7 +191,7 @@ class Sources:
         with the line of the header.
         """
         found: dict[str, SourceLine] = {}
-        for node in _within(self._loop) if self._loop else ():
+        for node in within(self._loop) if self._loop else ():
             match node:
                 case ast.For(
                     target=ast.Tuple(elts=[ast.Name(id=name), *_]), iter=ast.Call(func=ast.Name(id="enumerate"))
@@ -208,14 +207,14 @@ class Sources:
     @functools.cached_property
     def _targets(self) -> frozenset[str]:
         """Target variables in the headers of the loop and of the loops in it."""
-        loops = [node for node in _within(self._loop) if isinstance(node, ast.For | ast.AsyncFor)] if self._loop else []
-        return frozenset(name for node in loops for name in _names(node.target))
+        loops = [node for node in within(self._loop) if isinstance(node, ast.For | ast.AsyncFor)] if self._loop else []
+        return frozenset(name for node in loops for name in target_names(node.target))
 
     @functools.cached_property
-    def _flow(self) -> _Flow | None:
+    def _flow(self) -> Flow | None:
         if self._loop is None:
             return None
-        flow = _Flow()
+        flow = Flow()
         flow.block(_order(self._loop))
         return flow
 
@@ -228,7 +227,7 @@ class Sources:
         flow = self._flow
         if self._scope is None or flow is None:
             return frozenset()
-        elsewhere = {name for node in _within(self._scope, True) if _is_function(node) for name in _free(node)}
+        elsewhere = {name for node in within(self._scope, True) if is_function(node) for name in free_names(node)}
         return self._targets | (flow.bound - flow.read - elsewhere)
 
     def where(self, name: str, owners: Sequence[str] = ()) -> SourceLine | None:
@@ -278,7 +277,7 @@ class Sources:
         lines = {change.line for source, change in self._changes(name, owners) if self._is_in_body(source, change)}
         statements = [
             node
-            for node in (_within(self._loop) if lines and self._loop is not None else ())
+            for node in (within(self._loop) if lines and self._loop is not None else ())
             if isinstance(node, ast.Assign | ast.AugAssign) and node.lineno in lines
         ]
         return any(_calls(each.value, "item") for each in statements)
@@ -329,7 +328,7 @@ class Sources:
 
     def _depends(self, change: Change) -> bool:
         """Return whether a change in the loop stands under a condition on a variable that the loop changes."""
-        ifs = [node for node in _within(self._loop) if isinstance(node, ast.If)] if self._loop is not None else []
+        ifs = [node for node in within(self._loop) if isinstance(node, ast.If)] if self._loop is not None else []
         tests = [each.test for each in ifs if _around(each, change.line)]
         read = {name for test in tests for name in read_names(test)} - self._targets
         return any(self.is_changed_in_loop(name) for name in read)
@@ -347,7 +346,7 @@ class Sources:
         created.
         """
         scope = change.scope
-        return scope is not self._scope and _is_function(scope) and getattr(scope, "name", "") != "__init__"
+        return scope is not self._scope and is_function(scope) and getattr(scope, "name", "") != "__init__"
 
     def _is_in_loop(self, source: Source, change: Change) -> bool:
         loop = self._loop
@@ -361,13 +360,13 @@ class Sources:
     def _global(self) -> set[str]:
         """Names that are known everywhere in the loop's file."""
         found = set(dir(builtins))
-        for node in _within(self._first.tree) if self._first is not None else ():
+        for node in within(self._first.tree) if self._first is not None else ():
             if isinstance(node, ast.Import | ast.ImportFrom):
                 found.update((each.asname or each.name).partition(".")[0] for each in node.names)
             elif isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.add(node.name)
             else:
-                found.update(_names(node) if isinstance(node, ast.Name) else ())
+                found.update(target_names(node) if isinstance(node, ast.Name) else ())
         return found
 
     def _changes(self, name: str, owners: Sequence[str], only_first: bool = False) -> list[tuple[Source, Change]]:
@@ -400,7 +399,7 @@ class Sources:
         found = []
         for change, text in _changes_by_root(first.tree).get(name, ()):
             elsewhere = change.scope is not self._scope
-            if elsewhere and (not _is_function(change.scope) or name in _locals(change.scope)):
+            if elsewhere and (not is_function(change.scope) or name in local_names(change.scope)):
                 continue
             # a change of a part has no value
             found.append((first, change if text == name else change._replace(value=None)))
@@ -494,23 +493,6 @@ def _shorter(name: str) -> str:
 # -- syntax
 
 
-def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, _Function)
-
-
-def _within(node: ast.AST, functions: bool = False) -> Iterator[ast.AST]:
-    """Yield the node and its descendants in the order of the source.
-
-    Inner functions and classes are entered only with `functions`.
-    """
-    yield node
-    for child in children(node):
-        if functions or not (_is_function(child) or isinstance(child, ast.ClassDef)):
-            yield from _within(child, functions)
-        else:
-            yield child
-
-
 def _scope_of(tree: ast.Module, line: int, function: str) -> ast.AST:
     """Return the innermost function of this name around the line."""
     found: ast.AST = tree
@@ -527,7 +509,7 @@ def _around(node: ast.AST, line: int) -> bool:
 
 def _loop_of(scope: ast.AST, line: int) -> _Loop | None:
     """Return the loop over `run.epochs()` around the line, or else the innermost loop."""
-    around = [node for node in _within(scope) if isinstance(node, _Loop) and _around(node, line)]
+    around = [node for node in within(scope) if isinstance(node, _Loop) and _around(node, line)]
     for node in around:
         if not isinstance(node, ast.While) and _calls(node.iter, "epochs"):
             return node
@@ -552,49 +534,8 @@ def _order(loop: _Loop) -> list[ast.stmt]:
 
 def _inner(loop: _Loop) -> _Loop | None:
     """Return the loop over batches."""
-    inner = [node for node in _within(loop) if isinstance(node, _Loop) and node is not loop and _calls(node, "step")]
+    inner = [node for node in within(loop) if isinstance(node, _Loop) and node is not loop and _calls(node, "step")]
     return inner[0] if inner else None
-
-
-def _names(target: ast.AST) -> Iterator[str]:
-    """Yield the variables that a target binds."""
-    for node in walk(target):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
-            yield node.id
-
-
-@functools.lru_cache(REMEMBERED)
-def _locals(function: ast.AST) -> set[str]:
-    """Return the names that a function binds itself."""
-    assert isinstance(function, _Function)
-    arguments = function.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    bound = {each.arg for each in every if each is not None}
-    declared: set[str] = set()
-    for node in _within(function):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            bound.add(node.id)
-        elif isinstance(node, ast.Global | ast.Nonlocal):
-            declared.update(node.names)
-    return bound - declared
-
-
-def _free(function: ast.AST) -> set[str]:
-    """Return the names that a function, or a function within it, reads from outside."""
-    read: set[str] = set()
-    for node in _within(function):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            read.add(node.id)
-        elif isinstance(node, ast.Global | ast.Nonlocal):
-            read.update(node.names)
-        elif node is not function and (_is_function(node) or isinstance(node, ast.ClassDef)):
-            read |= _free(node) if _is_function(node) else {name for each in walk(node) for name in _read(each)}
-    return read - _locals(function)
-
-
-def _read(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-        yield node.id
 
 
 def _classes(tree: ast.AST, owner: str | None) -> list[ast.ClassDef]:
@@ -660,10 +601,10 @@ def _changes_within(tree: ast.AST, scope: ast.AST) -> list[tuple[Change, str]]:
                 changed(target, None)
             case ast.Call(func=ast.Name(id="next"), args=[target, *_]):
                 changed(target, None)
-        inner = node if _is_function(node) or isinstance(node, ast.ClassDef) else scope
+        inner = node if is_function(node) or isinstance(node, ast.ClassDef) else scope
         within = _changes_within(node, inner)
         if isinstance(node, ast.For):
-            items = set(_names(node.target))
+            items = set(target_names(node.target))
             lines = [change.line for change, text in within if change.value is None and text.partition(".")[0] in items]
             lines = [line for line in lines if line >= node.body[0].lineno]
             these = _iterated(node.iter) if lines else iter(())
@@ -681,131 +622,3 @@ def _iterated(node: ast.expr) -> Iterator[ast.expr]:
             yield from _iterated(node.func.value)
         for each in node.args:
             yield from _iterated(each)
-
-
-def of_iteration(body: Sequence[ast.stmt], read_elsewhere: Set[str]) -> set[str]:
-    """Return the variables that a loop's body binds before each read of them, so that no iteration reads the value of an
-    earlier one. read_elsewhere: variables that code outside the loop reads: of these, those that are bound in every case.
-    """
-    flow = _Flow()
-    flow.block(body)
-    return (flow.bound | (stored_names(body) - read_elsewhere)) - flow.read
-
-
-def read_first(body: Sequence[ast.stmt]) -> set[str]:
-    """Return the variables that these statements possibly read before they bind them."""
-    flow = _Flow()
-    flow.block(body)
-    return flow.read
-
-
-class _Flow:
-    """Names that statements bind before they read them."""
-
-    def __init__(self) -> None:
-        self.bound: set[str] = set()  # bound in every case
-        self.read: set[str] = set()  # possibly read before they are bound
-
-    def block(self, statements: Sequence[ast.stmt]) -> None:
-        for statement in statements:
-            self._statement(statement)
-
-    def _statement(self, statement: ast.stmt) -> None:
-        match statement:
-            case ast.Assign(targets=targets, value=value):
-                self._expression(value)
-                for target in targets:
-                    self._bind(target)
-            case ast.AnnAssign(target=target, value=value):
-                if value is not None:
-                    self._expression(value)
-                    self._bind(target)
-            case ast.AugAssign(target=target, value=value):
-                self._expression(value)
-                self._reads(set(_names(target)))
-                self._expression(target)
-                self._bind(target)
-            case ast.If(test=test, body=body, orelse=orelse):
-                self._expression(test)
-                self._branches([body, orelse])
-            case (
-                ast.For(target=target, iter=iterable, body=body, orelse=orelse)
-                | ast.AsyncFor(target=target, iter=iterable, body=body, orelse=orelse)
-            ):
-                self._expression(iterable)
-                self._perhaps(body, set(_names(target)))
-                self._perhaps(orelse)
-            case ast.While(test=test, body=body, orelse=orelse):
-                self._expression(test)
-                self._perhaps(body)
-                self._perhaps(orelse)
-            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
-                for item in items:
-                    self._expression(item.context_expr)
-                    if item.optional_vars is not None:
-                        self._bind(item.optional_vars)
-                self.block(body)
-            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=final):
-                before = set(self.bound)
-                self.block(body)
-                if not all(isinstance(each.body[-1], _Leaving) for each in handlers):
-                    self.bound = before  # a handler may go on although the body has not bound all
-                for each in (*(handler.body for handler in handlers), orelse, final):
-                    self._perhaps(each)
-            case ast.Match(subject=subject, cases=cases):
-                self._expression(subject)
-                for case in cases:
-                    self._perhaps(
-                        case.body,
-                        {node.name for node in walk(case.pattern) if isinstance(node, ast.MatchAs) and node.name},
-                    )
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                self._reads(_free(statement))
-                self.bound.add(name)
-            case ast.ClassDef(name=name):
-                self._reads({each for node in walk(statement) for each in _read(node)})
-                self.bound.add(name)
-            case ast.Import(names=names) | ast.ImportFrom(names=names):
-                self.bound.update((each.asname or each.name).partition(".")[0] for each in names)
-            case _:
-                self._expression(statement)
-
-    def _branches(self, bodies: Sequence[Sequence[ast.stmt]]) -> None:
-        """Take one of the branches.
-
-        After a branch that continues with the next iteration, or ends, no statement reads its names.
-        """
-        before = set(self.bound)
-        after: list[set[str]] = []
-        for body in bodies:
-            self.bound = set(before)
-            self.block(body)
-            if not (body and isinstance(body[-1], ast.Continue | ast.Return | ast.Raise)):
-                after.append(self.bound)
-        self.bound = set.intersection(*after) if after else before
-
-    def _perhaps(self, body: Sequence[ast.stmt], bound: set[str] | frozenset[str] = frozenset()) -> None:
-        before = set(self.bound)
-        self.bound |= bound
-        self.block(body)
-        self.bound = before
-
-    def _bind(self, target: ast.expr) -> None:
-        for node in walk(target):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                self._reads({node.id})
-        self.bound.update(_names(target))
-
-    def _reads(self, names: set[str]) -> None:
-        self.read |= names - self.bound
-
-    def _expression(self, node: ast.AST, bound: frozenset[str] = frozenset()) -> None:
-        if isinstance(node, ast.Lambda):
-            self._reads(_free(node) - bound)
-            return
-        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
-            bound |= {name for each in node.generators for name in _names(each.target)}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            self._reads({node.id} - bound)
-        for child in children(node):
-            self._expression(child, bound)

@@ -25,9 +25,10 @@ from collections.abc import Iterator, Sequence, Set
 from types import CodeType
 from typing import NamedTuple
 
-from .assigned import Source, of_iteration
+from .assigned import Source
 from .effects import Effects
 from .frames import Variable, find
+from .liveness import of_iteration
 from .logged import LOGS
 from .looking import Looking
 from .syntax import PARSED, Function, bound_names, called_name, children, read_names, stored_names, walk

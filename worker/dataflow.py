@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .liveness import LEAVING
 from .syntax import (
     Function,
     bound_names,
@@ -32,7 +33,6 @@ _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm", "clip_gradients"})
 _ENDS = _SEEDS | _CLIPS  # functions with arguments on which gradients depend
 _CALLED = ("forward", "__call__")
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
-_Leaving = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
 class Key(NamedTuple):
@@ -154,7 +154,7 @@ class DataFlow:
         """Record the changes, returns and calls of these statements."""
         for node in body:
             self._statement(node, scope, tests)
-            if isinstance(node, ast.If) and isinstance(node.body[-1], _Leaving):
+            if isinstance(node, ast.If) and isinstance(node.body[-1], LEAVING):
                 tests = (*tests, _negated(node.test))  # what follows runs only if the condition does not hold
 
     def _statement(self, node: ast.stmt, scope: Scope, tests: tuple[ast.expr, ...]) -> None:

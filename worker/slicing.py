@@ -21,9 +21,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .assigned import read_first
 from .dataflow import Change, DataFlow, Key, Read, Scope, module_of_scope
 from .kept import Difference, Kind, is_function_type, path_of_function
+from .liveness import read_first
 from .syntax import called_name, parameters, walk
 
 _KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
