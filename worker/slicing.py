@@ -24,7 +24,7 @@ from typing import NamedTuple
 from .dataflow import Change, DataFlow, Key, Read, Scope, module_of_scope
 from .kept import Difference, Kind, is_function_type, path_of_function
 from .liveness import read_first
-from .syntax import called_name, parameters, walk
+from .syntax import called_name, children, parameters, stored_names, walk
 
 _KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
 _SIZES = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})  # of a tensor; not its values
@@ -134,34 +134,20 @@ class Slice(DataFlow):
         place: where the pass begins, by module and line: at the header of the loop, or where its iterator is made. carried:
         names of variables, and of attributes, to leave out: the process has their values.
         """
-        module, line = place
-        around = [each for each in self._loops if module_of_scope(each[1]) is module and _reads_batches(each[0], line)]
-        loop, scope = max(around, key=lambda each: each[0].lineno, default=(None, None))
-        if loop is None or scope is None:
+        module = place[0]
+        if (at := self._loop_at(*place)) is None:
             return []
+        loop, scope = at
         header = loop.iter if isinstance(loop, ast.For) else loop.test
         within = self._reached(loop.body, scope)
-        found = {}
-        counted = {scope.key(name): (module, loop.lineno) for name in counted_by(loop)}
-        given = (
-            {each.id for each in walk(loop.target) if isinstance(each, ast.Name)}
-            if isinstance(loop, ast.For)
-            else set()
-        )
+        given = stored_names([ast.For(loop.target, loop.iter, [], [])]) if isinstance(loop, ast.For) else set()
         left = {scope.key(name) for name in read_first(loop.body) - given}
-        sinks = [
-            one.lineno
-            for each in self._sinks
-            if header in each.tests
-            for one in each.reads
-            if isinstance(one, ast.expr)
-        ]
-        behind = max(
-            sinks, default=loop.end_lineno or 0
-        )  # a number that is read behind that line acts in later bodies alone
-        of_left = self._follow(
-            [each for key in left if key in self._of_gradient for each in self._changes.get(key, ())]
-        )
+        counted = {scope.key(name) for name in counted_by(loop)}
+        # A number of the header that is read behind the gradient acts in later bodies alone, by what lives until then
+        sinks = [one for each in self._sinks if header in each.tests for one in each.reads if isinstance(one, ast.expr)]
+        behind = max((each.lineno for each in sinks), default=loop.end_lineno or 0)
+        living = self._follow([each for key in left & self._of_gradient.keys() for each in self._changes.get(key, ())])
+        found: dict[Key, tuple[ast.AST, int]] = {}
         for key in {**self._of_gradient, **self._of_end}:
             changes = [each for each in self._changes.get(key, ()) if not each.of_part]
             inside = [each for each in changes if header in each.tests or each.scope.node in within]
@@ -170,11 +156,23 @@ class Slice(DataFlow):
                 continue
             is_left = key in left or (key.owner in self._classes and not renewed)
             own = [each for each in inside if each.reads and (key in left or each.made_of_itself)]
-            if key in counted and (self._of_gradient.get(key, 0) <= behind or key in of_left):
-                found[key] = counted[key]
+            if key in counted and (self._of_gradient.get(key, 0) <= behind or key in living):
+                found[key] = module, loop.lineno
             elif is_left and own and key.name not in carried:
                 found[key] = module_of_scope(own[0].scope), own[0].line
         return [(key, *place) for key, place in found.items()]
+
+    def _loop_at(self, module: ast.AST, line: int) -> tuple[ast.For | ast.While, Scope] | None:
+        """Return the loop over batches whose header is on this line, or which takes batches by `next()` from an iterator that is
+        made there; and its scope.
+        """
+        loops = [each for each in self._loops if module_of_scope(each[1]) is module]
+        for loop, scope in reversed(loops):
+            if isinstance(loop, ast.For) and loop.lineno <= line <= (loop.iter.end_lineno or 0):
+                return loop, scope
+        taking = [each for each in loops if (each[0].end_lineno or 0) >= line and _takes(each[0])]
+        around = [each for each in taking if each[0].lineno <= line]
+        return around[-1] if around else next(iter(taking), None)
 
     def positions_of_bars(self) -> list[tuple[Key, ast.AST, int]]:
         """Return the positions of progress bars on which the gradient depends, as `left_in_pass` returns keys."""
@@ -407,12 +405,16 @@ def _in_every_case(conditions: Iterable[tuple[_Test, ...]]) -> bool:
     return () in found
 
 
-def _reads_batches(loop: ast.For | ast.While, line: int) -> bool:
-    """Return whether the loop's header is on this line, or the loop takes batches by `next()` from what is made there."""
-    if isinstance(loop, ast.For) and loop.lineno <= line <= (loop.iter.end_lineno or 0):
-        return True
-    calls = [each for each in walk(loop) if isinstance(each, ast.Call)]
-    return line <= (loop.end_lineno or 0) and any(called_name(each) == "next" and each.lineno >= line for each in calls)
+def _takes(loop: ast.For | ast.While) -> bool:
+    """Return whether a loop, without loops in it, calls `next()`."""
+    todo: list[ast.AST] = [*loop.body, *([loop.test] if isinstance(loop, ast.While) else [])]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Call) and called_name(node) == "next":
+            return True
+        if not isinstance(node, ast.For | ast.While):
+            todo += children(node)
+    return False
 
 
 def counted_by(loop: ast.For | ast.While) -> Iterator[str]:

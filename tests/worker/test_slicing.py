@@ -625,3 +625,32 @@ class Helper:
     sliced = Slice([tree, other], tree)
     assert sliced.follows_from_bodies(Difference("best", node, node), [*loops(tree), *loops(other)])
     assert not sliced.follows_from_bodies(Difference("best", node, node), loops(tree))
+
+
+# The loop over batches with what is around it, and the names that its bodies leave to later ones
+LEFT = [
+    ("for i, (x, y) in enumerate(batches):\n    f(model(x), i).backward()", {"i"}),
+    ("for i, (x, y) in tqdm(enumerate(batches)):\n    f(model(x), i).backward()", {"i"}),
+    ("for i, (x, y) in zip(range(9), batches):\n    f(model(x), i).backward()", {"i"}),
+    (
+        "for i, x in enumerate(batches):\n    z = f(x)\n    z.backward()\n    if i % 9 == 0:\n        z = z.item()",
+        set(),
+    ),
+    ("w = 1\nfor i, (x, y) in enumerate(batches):\n    f(model(x), w).backward()\n    w = 1 / (1 + i)", {"i", "w"}),
+    ("h = None\nfor x, y in batches:\n    out, h = model(x, h)\n    f(out).backward()", {"h"}),
+    ("for x, y in batches:\n    x = g(x)\n    f(model(x)).backward()", set()),
+    ("n = 0\nfor x, y in batches:\n    z = f(x)\n    z.backward()\n    n += z.item()\nprint(n)", set()),
+    ("n = 0\nfor x, y in batches:\n    z = f(x)\n    z.backward()\n    n += z.item()\nplateau.step(n)", {"n"}),
+    ("it = iter(batches)\nwhile (x := next(it, None)) is not None:\n    f(x, n).backward()\n    n += 1", {"n"}),
+    ("for x, y in batches:\n    f(model(x)).backward()\nfor _ in range(3):\n    n += g(next(tests))", set()),
+    ("meter = Meter()\nfor x, y in batches:\n    f(x, meter.total).backward()\n    meter.update(x)", {"total"}),
+]
+
+
+@pytest.mark.parametrize(("loops", "names"), LEFT)
+def test_what_bodies_leave_to_later_ones_of_the_same_pass_is_read_from_the_source(loops: str, names: set[str]) -> None:
+    meter = "class Meter:\n    def __init__(self):\n        self.total = 0\n    def update(self, x):\n        self.total += x\n"
+    before = f"{meter}n = 0\nfor epoch in run.epochs(4):\n"
+    tree = parse(before + "".join(f"    {line}\n" for line in loops.splitlines()))
+    place = next(node.lineno for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "batches")
+    assert {key.name for key, _, _ in Slice([tree], tree).left_in_pass((tree, place), ())} == names
