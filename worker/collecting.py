@@ -10,15 +10,15 @@ import ast
 from collections.abc import Collection
 
 from .logged import LOGS
-from .syntax import called_name, walk
+from .syntax import called_name, children, walk
 
 COLLECTING = frozenset(
     """
     list tuple set frozenset dict sorted sum fsum prod min max any all reduce deque Counter array asarray fromiter tensor
-    as_tensor stack cat concatenate mean fmean median average
+    as_tensor stack cat concatenate mean fmean median average accumulate
     """.split()  # noqa: SIM905
 )
-_Comprehension = ast.ListComp | ast.SetComp | ast.DictComp
+_Headed = ast.If | ast.While | ast.Assert | ast.For
 _Simple = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
 
 
@@ -36,8 +36,13 @@ def statement_at(tree: ast.Module, line: int, logged: Collection[str] = ()) -> a
             return None
         case ast.Assign(targets=[ast.Name(id=name)]) | ast.AugAssign(target=ast.Name(id=name)) if name in logged:
             return None
-        case found if isinstance(found, _Simple):
-            nodes = walk(found)
+        case found if isinstance(found, _Simple | _Headed):
+            heads = [each for each in children(found) if isinstance(each, ast.expr)]
+            nodes = [node for each in heads for node in walk(each)]
+            if isinstance(found, ast.For) and not any(
+                called_name(each) == "accumulate" for each in nodes if isinstance(each, ast.Call)
+            ):
+                return None  # its body trains
             calls = [each for each in nodes if isinstance(each, ast.Call)]
             takes_one = any(called_name(each) == "next" for each in calls)  # one batch, and not the pass
             return found if not takes_one and any(map(_collects, nodes)) else None
@@ -45,4 +50,9 @@ def statement_at(tree: ast.Module, line: int, logged: Collection[str] = ()) -> a
 
 
 def _collects(node: ast.AST) -> bool:
-    return isinstance(node, _Comprehension) or (isinstance(node, ast.Call) and called_name(node) in COLLECTING)
+    match node:
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.Starred(value=ast.Call()):
+            return True
+        case ast.Call():
+            return called_name(node) in COLLECTING
+    return False

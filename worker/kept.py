@@ -157,6 +157,12 @@ def variable_of(name: str) -> str:
     return re.split(r"[\[(]", name, maxsplit=1)[0]
 
 
+def last_name(name: str) -> str:
+    """Return the name of a variable, or that of an attribute with a dot before it: `.total` for `1 train meter.total`."""
+    name = variable_of(name.rpartition(" ")[2])
+    return name if "." not in name else f".{name.rpartition('.')[2]}"
+
+
 def root_of(name: str) -> str:
     """Return the variable of which a name is a part."""
     return re.split(r"[.\[(]", name, maxsplit=1)[0]

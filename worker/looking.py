@@ -322,7 +322,10 @@ class Looking:
         container outside of modules, nothing does that the source shows not to.
         """
         of_values = difference.node.kind in (Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY)
-        unknown = difference.in_model or difference.in_module or difference.node.type == CACHE
+        unknown = (
+            not {Kind.MODEL, Kind.MODULE, Kind.ITERATOR}.isdisjoint(difference.holders) or difference.node.type == CACHE
+        )
+        unknown |= difference.name.endswith("._num_yielded")  # of a DataLoader's iterator
         if not of_values or unknown or self._sliced() is None:
             return True
         return self.matters(difference) or self.depends(difference)

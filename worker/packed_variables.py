@@ -33,6 +33,7 @@ class Packing:
         self._modules = modules
         weights = [tensor for module in modules for tensor in _tensors(module)]
         self._weights = {place_of(each): number for number, each in enumerate(weights) if each.numel()}
+        self._memories = {each.untyped_storage().data_ptr() for each in weights if each.numel()}
         self._bytes = 0  # of the tensors packed so far
         self._numbers: dict[tuple[Any, ...], int] = {}  # of the tensors, by their places in memory
         self._alive: list[torch.Tensor] = []  # so that no other tensor gets one of these places
@@ -139,6 +140,8 @@ class Packing:
         ):
             raise UserError(f"{where} is a tensor that cannot be carried with a script's variables")
         number = self._weights.get(place_of(tensor))
+        if number is None and tensor.numel() and tensor.untyped_storage().data_ptr() in self._memories:
+            raise UserError(f"{where} is a view of the model's weights")  # as a copy it would not change with them
         return None if number is None else [_OF_WEIGHTS, number]
 
 

@@ -575,10 +575,12 @@ class _Walk:
             return self._combine(Kind.MODEL, kind, b"carried", parts, name, depth, _a(kind))
         if issubclass(kind, torch.Tensor) and (attributes := _of_tensor(value)):
             return self._combine(Kind.OBJECT, kind, b"carried", attributes, name, depth, _a(kind))
-        if issubclass(kind, torch.optim.Optimizer) and not module_of(kind).startswith("torch."):
-            inner = attributes_of(value, kind)
+        if issubclass(kind, torch.optim.Optimizer):
+            inner, own = attributes_of(value, kind), not module_of(kind).startswith("torch.")
             parts = [
-                (f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _of_optimizers())
+                (f".{label}", part)
+                for label, part in sorted(inner.items())
+                if not _is_of(label, _of_optimizers()) and (own or (label[0] != "_" and type(part) in _PLAIN))
             ]
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
         return self._constant(kind, "carried")
@@ -806,8 +808,13 @@ def _options_in(inner: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the options of one of torch's modules: attributes with plain values, and functions bound to it, such as another
     `forward`.
     """
-    options = [(label, part) for label, part in sorted(inner.items()) if type(part) in (*_PLAIN, *_FUNCTIONS)]
-    return [(f".{label}", part) for label, part in options if not _is_of(label, _OF_MODULES)]
+    options = [(label, part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)]
+    kinds = (*_PLAIN, *_FUNCTIONS)
+    return [
+        (f".{label}", part)
+        for label, part in options
+        if type(part) in kinds or (not label.startswith("_") and issubclass(type(part), _MUTABLE))
+    ]
 
 
 def _of_tensor(value: Any) -> list[tuple[str, Any]]:

@@ -9,13 +9,12 @@ was given up have changed it, and change it again; each worker's bodies change i
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from .kept import Difference, Reach, differences, variable_of
+from .kept import Difference, Reach, differences, last_name
 from .looking import Looking
 
 NAMED = 3  # names in a message
@@ -92,7 +91,7 @@ class Remarks:
         looking = self._looking
         (before, before_derived), derived = looking.of_plain(was), looking.derived
         looking.follow(before)
-        carried = {*restored, *(re.split(r"[ .]", name)[-1] for name in self._counters())}
+        carried = {*restored, *map(last_name, self._counters())}
         left = looking.left_behind(sys._getframe(), before, within, carried)
         if left:
             names = ", ".join(f"{name} ({place})" for name, place in list(left.items())[:NAMED])
@@ -118,11 +117,7 @@ class Remarks:
         if same_epoch and before_derived is not None and derived is not None:
             known = {each.name for each in found}
             # What the checkpoint has restored is that of its moment, not of the epoch's beginning
-            made = [
-                each
-                for each in differences(before_derived, derived)
-                if variable_of(each.name).rpartition(".")[2] not in restored
-            ]
+            made = [each for each in differences(before_derived, derived) if last_name(each.name) not in restored]
             found += [each for each in made if each.name not in known]
         act = [each for each in found if looking.may_act(each)]
         self._tell(

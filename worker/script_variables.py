@@ -29,7 +29,7 @@ as a dict in a list that has a name of its own, is not carried: its parts would 
 
 from __future__ import annotations
 
-import re
+import random
 import sys
 import threading
 import time
@@ -46,7 +46,7 @@ from ..protocol.errors import PeerError
 from .body_counters import BodyCounters
 from .crosscheck import SHARE_OF_EPOCH
 from .frames import Variable, find
-from .kept import Difference, Kind, Reach, differences, variable_of
+from .kept import Difference, Kind, Reach, differences, last_name, variable_of
 from .looking import Looking
 from .own_code import attributes_of, directories, module_of, own_names, variables_in
 from .packed_variables import Packing, Unpacking
@@ -56,9 +56,11 @@ PASSES = 3  # that are looked at whatever it costs; later ones if the time since
 _KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GENERATOR, Kind.MODULE})
 _AT_BEGIN = "0 "  # prefix of variables that code at the epoch's beginning has bound
 
+_GENERATORS = (random.Random, numpy.random.Generator, numpy.random.RandomState, torch.Generator)
+_MUTABLE = (list, dict, set, deque, bytearray, numpy.ndarray, torch.Tensor, torch.nn.Module, *_GENERATORS)
 _SMALL = (type(None), bool, int, float, complex, str, bytes, numpy.generic)
 MOST_ITEMS = 32  # of a container or tensor that follows from variables
-MOST_ALONE = 4096  # of one that an epoch begins anew, as long as one worker has run all loop bodies
+MOST_ALONE = 100_000  # of one that an epoch begins anew, as long as one worker has run all loop bodies
 
 # By name: whether the value is filled in place, or the increment of a counter in each body; the packed value, or the name of
 # the variable that has the same object; and the packed value of the epoch's beginning (None: the same, False: not known).
@@ -102,7 +104,10 @@ class ScriptVariables:
         # Of the variables to carry, and of those of functions between the loops, where the present pass began
         self._texts: dict[str, bytes | None] = {}
         self._coming: tuple[int, Values] | None = None  # values for the pass over this epoch
-        self.restored: frozenset[str] = frozenset()  # last names of the variables of `give_alone` in the checkpoint
+        self._from_one: frozenset[str] = frozenset()  # variables of `give_alone` in the checkpoint
+        self.restored: frozenset[str] = (
+            frozenset()
+        )  # of these, the last names of those that were set; of attributes with a dot
 
     def enter(self, workers: int) -> None:
         """Enter a generation with so many workers."""
@@ -236,12 +241,16 @@ class ScriptVariables:
         begun, texts = self._texts, self._texts_now()
         found = dict(self._changed_alone())
         found |= {name: each for name, each in self._within(True) if name in begun and begun[name] != texts.get(name)}
-        owners: dict[int, set[str]] = {}
+        owners: dict[int, set[str]] = {}  # of parts within containers
         for name, variable in found.items():
             for part in _containers(variable.value):
-                owners.setdefault(id(part), set()).add(name)
+                if part is not variable.value:
+                    owners.setdefault(id(part), set()).add(name)
+        for name, variable in found.items():
+            if id(variable.value) in owners:
+                owners[id(variable.value)].add(name)
         shared = {name for names in owners.values() if len(names) > 1 for name in names}
-        how = {name: self._of_one.get(name, isinstance(each.value, list | dict | set)) for name, each in found.items()}
+        how = {name: self._of_one.get(name, isinstance(each.value, _MUTABLE)) for name, each in found.items()}
         return self._packed({name: each for name, each in found.items() if name not in {*given, *shared}}, how)
 
     def _packed(self, found: Mapping[str, Variable], how: Mapping[str, bool | int | None]) -> Values:
@@ -283,7 +292,8 @@ class ScriptVariables:
         alone: of `give_alone`, if the state is from a checkpoint. at_once: the script is in the pass over it.
         """
         self.alone = alone is not None and self._is_only
-        self.restored = frozenset(re.split(r"[ .]", name)[-1] for name in alone or ())
+        self.restored = frozenset()
+        self._from_one = frozenset(alone or ())
         self._of_one |= {name: how is True for name, (how, _, _) in (alone or {}).items() if " " not in name}
         values = values if not alone else {**alone, **(values or {})}
         self._coming = None if values is None else (epoch, values)
@@ -309,7 +319,7 @@ class ScriptVariables:
         self._bind(values, present)
         stale = before != [packing.text(variable) for _, variable in self._present_of(values)]
         within = [
-            *(self._within(bool(self.restored)) if stale or self.restored else ()),
+            *(self._within(bool(self._from_one)) if stale or self._from_one else ()),
             *((name, each) for name, each, _ in self._counters.present()),
         ]
         self._bind(
@@ -347,11 +357,23 @@ class ScriptVariables:
                 self._carried.setdefault(name, in_place)
             if at_begin and begin is not None:
                 packed = begin
+            if type(packed) is str and {name, packed} <= self._from_one and last_name(packed) in self.restored:
+                self.restored |= {last_name(name)}  # an object that is filled under its other name
             if packed is False or (type(packed) is str and packed not in bound):
                 continue
             try:
                 value = bound[packed] if type(packed) is str else unpacking.value(packed)
             except PeerError:  # a class that other code had (`submit --resume --with-new-code`)
+                continue
+            if name in self._from_one:
+                if _filled(variable.value, value):
+                    value = variable.value
+                elif isinstance(variable.value, _MUTABLE) or (in_place and not isinstance(value, (*_SMALL, tuple))):
+                    continue  # another name may refer to the object; what differs is named
+                else:
+                    variable.bind(value)
+                bound[name] = value
+                self.restored |= {last_name(name)}
                 continue
             bound[name] = put(variable.value, value) if in_place else value
             variable.bind(bound[name])
@@ -379,7 +401,11 @@ def _unbound(frame: FrameType, name: str) -> Variable | None:
     root, _, attribute = name.rpartition(".")
     if not root:
         owner = frame.f_globals if frame.f_locals is frame.f_globals else frame
-        return Variable(owner, name, None) if owner is not frame or name in frame.f_code.co_varnames else None
+        return (
+            Variable(owner, name, None)
+            if owner is not frame or name in (*frame.f_code.co_varnames, *frame.f_code.co_cellvars)
+            else None
+        )
     holder = find(frame, root)
     return (
         None
@@ -397,9 +423,23 @@ def _variable(name: str | None) -> str:
     return "" if name is None else variable_of(name)
 
 
+def _filled(present: Any, value: Any) -> bool:
+    """Fill an object with a value, so that its other names see the change. Returns whether that was possible."""
+    if present is value:
+        return True
+    if not isinstance(present, torch.Tensor):
+        return isinstance(present, _MUTABLE) and put(present, value) is present
+    if type(present) is not type(value) or present.requires_grad:
+        return False
+    if (present.shape, present.dtype, present.device) != (value.shape, value.dtype, value.device):
+        return False
+    present.copy_(value)
+    return True
+
+
 def _containers(value: Any) -> Iterator[Any]:
     """Yield the value, and each part of it once, that may change in place."""
-    todo, seen = [value], set()
+    todo, seen = [value], set[int]()
     while todo:
         each = todo.pop()
         if id(each) in seen or not isinstance(each, torch.Tensor | numpy.ndarray | list | dict | set | tuple | deque):
@@ -410,14 +450,23 @@ def _containers(value: Any) -> Iterator[Any]:
 
 
 def _is_small(value: Any, items: int) -> bool:
-    """Return whether a value consists of plain values and tensors, with at most so many items each."""
+    """Return whether a value consists of plain values and tensors, with at most so many items each; more than `MOST_ITEMS`:
+    also of deques, sets, arrays and generators.
+    """
     if type(value) is torch.Tensor:
         return value.numel() <= items and not value.requires_grad
+    if items > MOST_ITEMS:
+        if isinstance(value, numpy.ndarray):
+            return value.size <= items and not value.dtype.hasobject
+        if isinstance(value, _GENERATORS):
+            return True
+    elif type(value) not in (dict, list, tuple):
+        return isinstance(value, _SMALL)
     if isinstance(value, dict):
         inner: tuple[Any, ...] = (*value, *value.values())
-        return type(value) is dict and len(value) <= items and all(_is_small(each, items) for each in inner)
-    if isinstance(value, list | tuple):
-        return type(value) in (list, tuple) and len(value) <= items and all(_is_small(each, items) for each in value)
+        return len(value) <= items and all(_is_small(each, items) for each in inner)
+    if isinstance(value, list | tuple | set | deque):
+        return len(value) <= items and all(_is_small(each, items) for each in value)
     return isinstance(value, _SMALL)
 
 

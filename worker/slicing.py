@@ -132,7 +132,7 @@ class Slice(DataFlow):
         a loop's header counts are among them.
 
         place: where the pass begins, by module and line: at the header of the loop, or where its iterator is made. carried:
-        names of variables, and of attributes, to leave out: the process has their values.
+        last names (`kept.last_name`) of variables to leave out: the process has their values.
         """
         module = place[0]
         if (at := self._loop_at(*place)) is None:
@@ -140,6 +140,7 @@ class Slice(DataFlow):
         loop, scope = at
         header = loop.iter if isinstance(loop, ast.For) else loop.test
         within = self._reached(loop.body, scope)
+        headed = loop if isinstance(loop, ast.For) and not _takes(loop) else None  # else `next()` takes the batches
         given = stored_names([ast.For(loop.target, loop.iter, [], [])]) if isinstance(loop, ast.For) else set()
         left = {scope.key(name) for name in read_first(loop.body) - given}
         counted = {scope.key(name) for name in counted_by(loop)}
@@ -155,10 +156,10 @@ class Slice(DataFlow):
             if key in self._stepped:
                 continue
             is_left = key in left or (key.owner in self._classes and not renewed)
-            own = [each for each in inside if each.reads and (key in left or each.made_of_itself)]
+            own = [each for each in inside if (each.reads or loop is headed) and (key in left or each.made_of_itself)]
             if key in counted and (self._of_gradient.get(key, 0) <= behind or key in living):
                 found[key] = module, loop.lineno
-            elif is_left and own and key.name not in carried:
+            elif is_left and own and (f".{key.name}" if isinstance(key.owner, str) else key.name) not in carried:
                 found[key] = module_of_scope(own[0].scope), own[0].line
         return [(key, *place) for key, place in found.items()]
 

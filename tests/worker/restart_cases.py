@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import random
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.nn import functional
@@ -98,7 +100,7 @@ def trained_pass(batches: Any, model: nn.Module, optimizer: Any, losses: list[fl
         losses.append(float(x.mean()))
 
 
-def list_of_a_function(run: Run) -> list[Any]:
+def list_under_two_names(run: Run) -> list[Any]:
     """An attribute that is bound anew in each epoch, and a parameter of the function that contains the loop over batches."""
     model, optimizer, batches = prepared(run)
     meter = Meter()
@@ -107,6 +109,38 @@ def list_of_a_function(run: Run) -> list[Any]:
         trained_pass(batches, model, optimizer, meter.losses)
     run.finish()
     return [{**model.state_dict(), "losses": torch.tensor(meter.losses)}]
+
+
+def last_list_of_a_function(run: Run) -> list[Any]:
+    """The last item of a list, and a parameter of the function that contains the loop over batches."""
+    model, optimizer, batches = prepared(run)
+    history: list[list[float]] = []
+    for _ in run.epochs(EPOCHS):
+        history.append([])
+        trained_pass(batches, model, optimizer, history[-1])
+    run.finish()
+    return [{**model.state_dict(), "losses": torch.tensor([sum(each) for each in history])}]
+
+
+def generators_and_views(run: Run) -> list[Any]:
+    """A method of a generator, a view of the weights, a tensor and an array of one memory, a tensor given to a function."""
+    model, optimizer, batches = prepared(run)
+    draws = random.Random(3)
+    coin, view = draws.random, model[0].weight.detach().view(-1)
+    array = numpy.ones(3, dtype=numpy.float32)
+    memory, bank = torch.from_numpy(array), torch.zeros(4)
+
+    def trained(bank: torch.Tensor) -> None:
+        for x, y in batches:
+            scale = 1.0 + 0.1 * coin() + float(view[0]) + float(array[0]) + float(bank[0])
+            (functional.cross_entropy(model(x), y) / scale).backward()
+            optimizer.step()
+            memory.mul_(0.9)
+            bank.add_(0.01)
+
+    for _ in run.epochs(EPOCHS):
+        trained(bank)
+    return ended(run, model)
 
 
 @functools.cache

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -552,6 +553,10 @@ def put(present: Any, value: Any) -> Any:
         ) and present.flags.writeable:
             if not numpy.shares_memory(present, value):
                 present[...] = value
+        case random.Random():
+            present.setstate(value.getstate())
+        case numpy.random.RandomState():
+            present.set_state(value.get_state())
         case torch.Generator() if present.device == value.device:
             present.set_state(value.get_state())
         case numpy.random.Generator() if type(present.bit_generator) is type(value.bit_generator):
