@@ -33,7 +33,8 @@ class Packing:
         self._modules = modules
         weights = [tensor for module in modules for tensor in _tensors(module)]
         self._weights = {place_of(each): number for number, each in enumerate(weights) if each.numel()}
-        self._memories = {each.untyped_storage().data_ptr() for each in weights if each.numel()}
+        whole = [each for each in weights if type(each) in (torch.Tensor, torch.nn.Parameter) and each.numel()]
+        self._memories = {each.untyped_storage().data_ptr() for each in whole}
         self._bytes = 0  # of the tensors packed so far
         self._numbers: dict[tuple[Any, ...], int] = {}  # of the tensors, by their places in memory
         self._alive: list[torch.Tensor] = []  # so that no other tensor gets one of these places
