@@ -320,7 +320,7 @@ class _Table:
 
 
 def _held(jobs: Sequence[OutlookJob], total: int) -> list[Gpus]:
-    """Return the GPUs of each job. One that has GPUs whose places are not told, as by an older controller, has any."""
+    """Return the GPUs of each job. A job without known places, as from an older controller, gets any free GPUs."""
     found = [sum(1 << at for at in job.held) for job in jobs]
     free = ((1 << total) - 1) & ~union(found)
     for number, job in enumerate(jobs):

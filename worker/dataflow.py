@@ -43,6 +43,11 @@ class Key(NamedTuple):
     owner: ast.AST | str
     name: str
 
+    @property
+    def last_name(self) -> str:
+        """The name as of `kept.last_name`."""
+        return f".{self.name}" if isinstance(self.owner, str) else self.name
+
 
 class Change(NamedTuple):
     """A statement that binds a key, or changes a part of its value."""

@@ -181,7 +181,7 @@ class Looking:
         seen = seen.since(self._begun if self._begun is not None else seen)
         return seen if self._given is None else seen.marked(self._given)
 
-    def follow(self, given: Reach) -> None:
+    def continue_from(self, given: Reach) -> None:
         """Let values that the giver's loop had changed count as changed by this worker's loop, which goes on from there.
 
         This worker may have them from its own beginning: it has run the code of an epoch's beginning that sets them.

@@ -188,7 +188,7 @@ def _is_hidden(name: Any) -> bool:
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _EMPTY: dict[str, Node] = {}
-_MUTABLE = (list, dict, set, collections.deque, bytearray, torch.Tensor, torch.nn.Module, numpy.ndarray)
+MUTABLE = (list, dict, set, collections.deque, bytearray, torch.Tensor, torch.nn.Module, numpy.ndarray)
 
 _ITERATORS: tuple[type, ...] = tuple(
     {
@@ -287,7 +287,7 @@ class _Walk:
             return Node(None, Kind.OTHER, kind.__name__)
         seen = self._seen.get(id(value))
         if seen is not None:
-            if issubclass(kind, _MUTABLE):
+            if issubclass(kind, MUTABLE):
                 self.shared.append((self._first_names.get(id(value)), name))
             return _INSIDE if seen[1] is None else seen[1]._replace(again=True, parts=_EMPTY)
         self._seen[id(value)], self._first_names[id(value)] = (value, None), name
@@ -813,7 +813,7 @@ def _options_in(inner: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [
         (f".{label}", part)
         for label, part in options
-        if type(part) in kinds or (not label.startswith("_") and issubclass(type(part), _MUTABLE))
+        if type(part) in kinds or (not label.startswith("_") and issubclass(type(part), MUTABLE))
     ]
 
 

@@ -90,10 +90,35 @@ class Remarks:
         """
         looking = self._looking
         (before, before_derived), derived = looking.of_plain(was), looking.derived
-        looking.follow(before)
+        looking.continue_from(before)
+        self._on_lost_bodies(before, within, restored)
+        found = looking.lost(before, looking.now(sys._getframe()))
+        if same_epoch and before_derived is not None and derived is not None:
+            known = {each.name for each in found}
+            # What the checkpoint has restored is that of its moment, not of the epoch's beginning
+            made = [each for each in differences(before_derived, derived) if last_name(each.name) not in restored]
+            found += [each for each in made if each.name not in known]
+        self._tell(
+            [each for each in found if looking.may_act(each)],
+            lambda found, names: (
+                "the job goes on from a checkpoint without values that its script keeps itself: "
+                f"{looking.sentences(found, ('the checkpoint', 'this start'))}. What only a log reads is said by "
+                f"run.local({names})"
+            ),
+        )
+        self._tell(
+            found,
+            lambda found, names: (
+                f"the job goes on from a checkpoint without what its script has kept in {looking.places(found[:NAMED])}. By the "
+                f"script's source, nothing that is trained or saved depends on that; run.local({names}) says so"
+            ),
+        )
+
+    def _on_lost_bodies(self, before: Reach, within: bool, restored: Collection[str]) -> None:
+        """Remark on what a restart has lost that no value shows, by the source. Arguments: as for `on_restart`."""
+        looking = self._looking
         carried = {*restored, *map(last_name, self._counters())}
-        left = looking.left_behind(sys._getframe(), before, within, carried)
-        if left:
+        if left := looking.left_behind(sys._getframe(), before, within, carried):
             names = ", ".join(f"{name} ({place})" for name, place in list(left.items())[:NAMED])
             self._say(
                 f"the job goes on from a checkpoint without what earlier loop bodies have left to later ones in {names}: "
@@ -113,28 +138,6 @@ class Remarks:
                 "the epoch's later loop bodies alone: write `for batch in batches:`, and keep the results in a list of "
                 "run.state(…) or as run.mean(…)"
             )
-        found = looking.lost(before, looking.now(sys._getframe()))
-        if same_epoch and before_derived is not None and derived is not None:
-            known = {each.name for each in found}
-            # What the checkpoint has restored is that of its moment, not of the epoch's beginning
-            made = [each for each in differences(before_derived, derived) if last_name(each.name) not in restored]
-            found += [each for each in made if each.name not in known]
-        act = [each for each in found if looking.may_act(each)]
-        self._tell(
-            act,
-            lambda found, names: (
-                "the job goes on from a checkpoint without values that its script keeps itself: "
-                f"{looking.sentences(found, ('the checkpoint', 'this start'))}. What only a log reads is said by "
-                f"run.local({names})"
-            ),
-        )
-        self._tell(
-            found,
-            lambda found, names: (
-                f"the job goes on from a checkpoint without what its script has kept in {looking.places(found[:NAMED])}. By the "
-                f"script's source, nothing that is trained or saved depends on that; run.local({names}) says so"
-            ),
-        )
 
     # -- steps that are given up
 

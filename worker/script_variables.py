@@ -50,6 +50,7 @@ from .kept import Difference, Kind, Reach, differences, last_name, variable_of
 from .looking import Looking
 from .own_code import attributes_of, directories, module_of, own_names, variables_in
 from .packed_variables import Packing, Unpacking
+from .reachable import MUTABLE
 from .state.script_state import put
 
 PASSES = 3  # that are looked at whatever it costs; later ones if the time since the last look is `SHARE_OF_EPOCH` looks
@@ -57,7 +58,7 @@ _KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GE
 _AT_BEGIN = "0 "  # prefix of variables that code at the epoch's beginning has bound
 
 _GENERATORS = (random.Random, numpy.random.Generator, numpy.random.RandomState, torch.Generator)
-_MUTABLE = (list, dict, set, deque, bytearray, numpy.ndarray, torch.Tensor, torch.nn.Module, *_GENERATORS)
+_MUTABLE = (*MUTABLE, *_GENERATORS)
 _SMALL = (type(None), bool, int, float, complex, str, bytes, numpy.generic)
 MOST_ITEMS = 32  # of a container or tensor that follows from variables
 MOST_ALONE = 100_000  # of one that an epoch begins anew, as long as one worker has run all loop bodies
@@ -87,9 +88,8 @@ class ScriptVariables:
         self._device = device
         self.alone = True  # whether this worker has run all loop bodies of the job so far
         self._is_only = True  # whether it trains alone now
-        self._of_one: dict[
-            str, bool
-        ] = {}  # variables that bodies of the only worker change; whether they are filled in place
+        # Variables that the loop of the only worker has changed, each with whether it is filled in place
+        self._of_one: dict[str, bool] = {}
         self._in_pass = False
         self._begun: Reach | None = None  # the script's values where the present pass began; None: not looked at
         self._passes = 0
@@ -105,9 +105,7 @@ class ScriptVariables:
         self._texts: dict[str, bytes | None] = {}
         self._coming: tuple[int, Values] | None = None  # values for the pass over this epoch
         self._from_one: frozenset[str] = frozenset()  # variables of `give_alone` in the checkpoint
-        self.restored: frozenset[str] = (
-            frozenset()
-        )  # of these, the last names of those that were set; of attributes with a dot
+        self.restored: frozenset[str] = frozenset()  # last names (`kept.last_name`) of those of them that were set
 
     def enter(self, workers: int) -> None:
         """Enter a generation with so many workers."""
@@ -178,9 +176,8 @@ class ScriptVariables:
         for name in self._of_one:
             is_carried = name not in self._sharing and name.rpartition(".")[2] not in registered
             variable = find(frame, name) if is_carried else None
-            if variable is not None and not isinstance(
-                variable.owner, threading.Thread
-            ):  # which may have read it before
+            # A thread may have read its value already
+            if variable is not None and not isinstance(variable.owner, threading.Thread):
                 yield name, variable
 
     def _within(self, alone: bool) -> Iterator[tuple[str, Variable]]:

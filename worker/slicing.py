@@ -140,7 +140,7 @@ class Slice(DataFlow):
         loop, scope = at
         header = loop.iter if isinstance(loop, ast.For) else loop.test
         within = self._reached(loop.body, scope)
-        headed = loop if isinstance(loop, ast.For) and not _takes(loop) else None  # else `next()` takes the batches
+        headed = _is_headed_at(loop, place[1])  # otherwise `next()` takes the batches, and changes their iterator
         given = stored_names([ast.For(loop.target, loop.iter, [], [])]) if isinstance(loop, ast.For) else set()
         left = {scope.key(name) for name in read_first(loop.body) - given}
         counted = {scope.key(name) for name in counted_by(loop)}
@@ -156,10 +156,10 @@ class Slice(DataFlow):
             if key in self._stepped:
                 continue
             is_left = key in left or (key.owner in self._classes and not renewed)
-            own = [each for each in inside if (each.reads or loop is headed) and (key in left or each.made_of_itself)]
+            own = [each for each in inside if (each.reads or headed) and (key in left or each.made_of_itself)]
             if key in counted and (self._of_gradient.get(key, 0) <= behind or key in living):
                 found[key] = module, loop.lineno
-            elif is_left and own and (f".{key.name}" if isinstance(key.owner, str) else key.name) not in carried:
+            elif is_left and own and key.last_name not in carried:
                 found[key] = module_of_scope(own[0].scope), own[0].line
         return [(key, *place) for key, place in found.items()]
 
@@ -169,7 +169,7 @@ class Slice(DataFlow):
         """
         loops = [each for each in self._loops if module_of_scope(each[1]) is module]
         for loop, scope in reversed(loops):
-            if isinstance(loop, ast.For) and loop.lineno <= line <= (loop.iter.end_lineno or 0):
+            if _is_headed_at(loop, line):
                 return loop, scope
         taking = [each for each in loops if (each[0].end_lineno or 0) >= line and _takes(each[0])]
         around = [each for each in taking if each[0].lineno <= line]
@@ -203,7 +203,7 @@ class Slice(DataFlow):
         return [
             loop
             for loop, module in self._training
-            if any(module is one and loop.lineno <= line <= (loop.iter.end_lineno or 0) for one, line in places)
+            if any(module is one and _is_headed_at(loop, line) for one, line in places)
         ]
 
     def _is_added_up(self, key: Key, training: Sequence[ast.For]) -> bool:
@@ -404,6 +404,11 @@ def _in_every_case(conditions: Iterable[tuple[_Test, ...]]) -> bool:
             found.discard(each)
             found.add(each[:-1])
     return () in found
+
+
+def _is_headed_at(loop: ast.For | ast.While, line: int) -> bool:
+    """Return whether the header of a loop over an iterable is on this line."""
+    return isinstance(loop, ast.For) and loop.lineno <= line <= (loop.iter.end_lineno or 0)
 
 
 def _takes(loop: ast.For | ast.While) -> bool:

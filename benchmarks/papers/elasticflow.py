@@ -227,7 +227,7 @@ def _ratios(results: Results, peers: Peers) -> str:
         "Part of the jobs that met their deadlines (Fig. 6b and 8); the means below are over the "
         f"{len(COMPARED)} traces with all baselines:\n\n"
         + table(header, rows)
-        + "\n\nWhat is empty has not been simulated."
+        + "\n\nEmpty cells have not been simulated."
     )
 
 

@@ -31,7 +31,7 @@ from .authority import may_act
 MOST_TRIED = 64
 # Jobs examined in all tries together; the controller is blocked meanwhile, for about half a second.
 JOBS_LOOKED_AT = 4000
-MOST_TOGETHER = 6  # most jobs whose ends are tried together
+MOST_TOGETHER = 6  # most jobs that are assumed to end in one try
 MOST_MORE = 1024  # most additional GPUs that are tried
 MOST_PUSHED = 10
 OPERATORS = "operators"

@@ -95,9 +95,9 @@ class Outlook(Message, frozen=True, kw_only=True):
         tuple[int, ...], ...
     ] = ()  # numbers of ended jobs by kind and length (`scheduler.length_statistics`)
     arrivals: tuple[tuple[int, int], ...] = ()  # smallest and largest share of the jobs submitted lately
-    arrival_users: tuple[str, ...] = ()  # who submitted these
+    arrival_users: tuple[str, ...] = ()  # users that submitted the jobs of `arrivals`
     arrivals_s: float = 0.0  # in so many seconds
-    user: str = ""  # who asks
+    user: str = ""  # the user that asks
     demands: tuple[dict[str, Any], ...] = ()  # distinct demands for GPUs (`scheduler.kinds.Demand`)
     kinds: tuple[dict[str, Any], ...] = ()  # of the GPUs on each server (`scheduler.view.Kinds`)
     arrival_demands: tuple[int, ...] = ()  # of the jobs submitted lately, as `OutlookJob.demand`

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ import torch
 
 from elasticd.worker.frames import Variable, find
 from elasticd.worker.packed_variables import Packing
-from tests.worker.ranks import also, restarted
+from tests.forked import Scripts
+from tests.worker.ranks import Ranks, also, restarted
 
 ALONE = [[0, [0]]]
 # One, three, one of them lost in a step that it has missed, a step given up, two, others; in epochs and at their edges
@@ -36,6 +39,13 @@ CASES = [
     "registered",
     *also("of_a_module", "closures", "teachers", "iterated"),
 ]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Ranks in which no other test has loaded a module: functions of a loaded module may reach a counter by their names."""
+    with contextlib.closing(Scripts()) as scripts, contextlib.closing(Ranks(scripts)) as found:
+        yield found
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -643,6 +643,7 @@ LEFT = [
     ("n = 0\nfor x, y in batches:\n    z = f(x)\n    z.backward()\n    n += z.item()\nplateau.step(n)", {"n"}),
     ("it = iter(batches)\nwhile (x := next(it, None)) is not None:\n    f(x, n).backward()\n    n += 1", {"n"}),
     ("for x, y in batches:\n    f(model(x)).backward()\nfor _ in range(3):\n    n += g(next(tests))", set()),
+    ("others = iter(data)\nfor x, y in batches:\n    f(x, next(others)).backward()", {"others"}),
     ("meter = Meter()\nfor x, y in batches:\n    f(x, meter.total).backward()\n    meter.update(x)", {"total"}),
 ]
 

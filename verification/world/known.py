@@ -44,7 +44,7 @@ class Known:
     decided: dict[int, int] = field(default_factory=dict)  # by generation: the step that decided on its successor
     follows: dict[int, int] = field(default_factory=dict)  # by generation: the successor that was decided on
     rosters: dict[int, tuple[WorkerId, ...]] = field(default_factory=dict)  # by generation: workers in its order
-    epochs: set[int] = field(default_factory=set)  # epochs whose last lines have run
+    epochs: set[int] = field(default_factory=set)  # epochs of which the last line of the script has run
     frontier: dict[int, int] = field(default_factory=lambda: {0: -1})  # last applied step, by lineage
     generation: int = 0  # the newest that has applied a step
     lineage: int = 0  # the newest; each start from a checkpoint begins another one
