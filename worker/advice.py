@@ -191,6 +191,8 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         return f"take run.steps_done in its place, or count in state = run.state({key}=0)"
     if node.kind is Kind.ITERATOR and node.type == "generator":
         return f"keep with the job what the generator computes, in place of it: state = run.state({key}=...)"
+    if node.kind is Kind.LIBRARY:
+        return f"keep the numbers and arrays that it contains with the job, and make it from them: state = run.state({key}=...)"
     if node.kind is Kind.ITERATOR:
         return (
             "keep its place: state = run.state(position=0), and take items[state.position % len(items)] in place of it"

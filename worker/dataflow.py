@@ -18,6 +18,7 @@ from .liveness import LEAVING
 from .syntax import (
     Function,
     bound_names,
+    called_name,
     children,
     imports,
     mutates,
@@ -31,6 +32,7 @@ _EMPTIES = frozenset({"clear", "zero_", "fill_", "copy_", "fill"})
 _SEEDS = frozenset({"manual_seed", "manual_seed_all", "seed", "seed_all", "seed_everything", "set_seed"})
 _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm", "clip_gradients"})
 _ENDS = _SEEDS | _CLIPS  # functions with arguments on which gradients depend
+CALLS = 3  # of functions within each other through which a change of an object is followed back
 _CALLED = ("forward", "__call__")
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
 
@@ -61,6 +63,7 @@ class Change(NamedTuple):
     repeats: bool = True  # it may run in several loop bodies
     line: int = 0
     of_part: bool = False  # only an attribute of the object is bound
+    in_place: bool = False  # the object changes, whatever names it has
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ class DataFlow:
         self._foreign: set[Key] = set()  # variables with values that other libraries make
         self._sinks: list[Change] = []
         self._leaves: list[Change] = []  # of the loop over epochs
+        self._saves: list[Change] = []  # calls of `.save(what, path)`
+        self._uses: dict[Key, list[Change]] = defaultdict(list)  # calls of a variable's methods, which may change it
         self._calls: list[tuple[ast.Call, Scope, tuple[ast.expr, ...]]] = []
         for tree in trees:
             self._declare(tree.body, Scope(tree, frozenset()), None)
@@ -127,6 +132,8 @@ class DataFlow:
             self._block(scope.node.body, scope, ())  # type: ignore[attr-defined]
         for call, scope, tests in self._calls:
             self._bind_arguments(call, scope, tests)
+        for _ in range(CALLS):
+            self._pass_back()
         for key, changes in list(
             self._changes.items()
         ):  # attributes of an object of others' class are not read by a call
@@ -221,20 +228,32 @@ class DataFlow:
             arguments = (*each.args, *(keyword.value for keyword in each.keywords))
             function = each.func
             if isinstance(function, ast.Attribute):
+                self._note_use(function.value, scope, tests)
                 if function.attr in ("backward", "clip"):
                     self._sinks.append(Change((function.value, *arguments), scope, tests, False, False))
                 elif function.attr in _ENDS:
                     self._sinks.append(Change(arguments, scope, tests, False, False))
+                elif function.attr == "save" and len(arguments) > 1:
+                    self._saves.append(Change(arguments, scope, tests, False, False))
                 elif function.attr == "send":
                     self._note(function.value, arguments, scope, tests, made_of_itself=True)
                 elif function.attr not in self._methods and mutates(function.attr):
                     empties = function.attr in _EMPTIES
                     if function.attr == "step" and isinstance(stem := _stem(function.value), ast.Name | ast.Attribute):
                         self._stepped.update(self._keys_of(stem, scope))
-                    self._note(function.value, arguments, scope, tests, made_of_itself=not empties, empties=empties)
+                    self._note(
+                        function.value,
+                        arguments,
+                        scope,
+                        tests,
+                        made_of_itself=not empties,
+                        empties=empties,
+                        in_place=True,
+                    )
                     if function.attr == "step" and arguments:  # of a scheduler: a value by which it sets options
                         self._sinks.append(Change(arguments, scope, tests, False, False))
             elif isinstance(function, ast.Name) and function.id == "next" and arguments:
+                self._note_use(arguments[0], scope, tests)
                 self._note(arguments[0], (), scope, tests, made_of_itself=True)
             elif isinstance(function, ast.Name) and function.id == "setattr" and arguments:  # some attribute
                 self._note(arguments[0], arguments[1:], scope, tests, made_of_itself=False, is_item=True)
@@ -312,10 +331,12 @@ class DataFlow:
         made_of_itself: bool,
         empties: bool = False,
         is_item: bool = False,
+        in_place: bool = False,
     ) -> None:
         repeats = self._repeats(scope, tests)
         line = getattr(target, "lineno", 0)
-        change = Change(tuple(reads), scope, tests, made_of_itself, empties, is_item, repeats, line)
+        in_place |= isinstance(target, ast.Subscript)
+        change = Change(tuple(reads), scope, tests, made_of_itself, empties, is_item, repeats, line, in_place=in_place)
         stem = _stem(target)
         for key in self._keys_of(stem, scope) if isinstance(stem, ast.Name | ast.Attribute) else ():
             self._changes[key].append(change)
@@ -324,6 +345,12 @@ class DataFlow:
             if isinstance(stem, ast.Name):
                 self._changes[scope.key(stem.id)].append(change._replace(of_part=True))
 
+    def _note_use(self, node: ast.expr, scope: Scope, tests: tuple[ast.expr, ...]) -> None:
+        """Note that a statement, which may run in several loop bodies, calls a method of a variable or attribute."""
+        if isinstance(node, ast.Name | ast.Attribute) and self._repeats(scope, tests):
+            for key in self._keys_of(node, scope):
+                self._uses[key].append(Change((), scope, tests, True, False, line=node.lineno))
+
     def _repeats(self, scope: Scope, tests: tuple[ast.expr, ...]) -> bool:
         """Return whether a statement may run in several loop bodies: in a loop, or in a function that one calls."""
         called = scope.outer is not None and scope.node is not self._places[0]
@@ -331,12 +358,25 @@ class DataFlow:
 
     def _bind_arguments(self, call: ast.Call, scope: Scope, tests: tuple[ast.expr, ...]) -> None:
         """Note that the arguments of a call become the parameters of the script's own functions."""
+        for name, value, function in self._bound_by(call, scope):
+            self._changes[Key(function, name)].append(Change((value,), scope, tests, False, False))
+
+    def _bound_by(self, call: ast.Call, scope: Scope) -> Iterator[tuple[str, ast.expr, ast.AST]]:
+        """Yield the parameters that a call binds, each with its value and the function."""
         for function, skipped in self._called(call, scope):
             names = [each.arg for each in parameters(function.node)][skipped:]
             pairs = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
-            for name, value in pairs:
-                if name is not None:
-                    self._changes[Key(function.node, name)].append(Change((value,), scope, tests, False, False))
+            yield from ((name, value, function.node) for name, value in pairs if name is not None)
+
+    def _pass_back(self) -> None:
+        """Note that what a function changes in the object of a parameter, changes in the caller's variable."""
+        for call, scope, _ in self._calls:
+            for name, value, function in self._bound_by(call, scope):
+                stem = _stem(value)
+                inner = [each for each in self._changes.get(Key(function, name), ()) if each.in_place]
+                for key in self._keys_of(stem, scope) if inner and isinstance(stem, ast.Name | ast.Attribute) else ():
+                    if key != Key(function, name):
+                        self._changes[key] += [each for each in inner if each not in self._changes[key]]
 
     def _called(self, call: ast.Call, scope: Scope) -> list[tuple[Scope, int]]:
         """Return the script's own functions that a call may reach, each with the number of parameters that it binds
@@ -469,7 +509,8 @@ class DataFlow:
             return
         parts = children(node)
         if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and node.func.attr in _OF_RUN:
+            name = called_name(node) if isinstance(node.func, ast.Attribute) else ""
+            if name in _OF_RUN and (name != "join" or not node.args):  # `os.path.join(…)` is another function
                 return
             called = self._called(node, scope)
             for function, _ in called:

@@ -31,6 +31,8 @@ class Kind(enum.StrEnum):
     MODEL = "model"  # a module of which the job carries parameters and buffers
     OBJECT = "object"
     DATA = "data"  # a dataset, or an object that reads one
+    LIBRARY = "library"  # an object of a library, compared as a whole
+    UNSEEN = "unseen"  # an object that cannot be read
     OTHER = "other"
 
 
@@ -116,6 +118,17 @@ class Reach:
             return Reach(nodes, tuple(map(str, opaque)), None if cut is None else str(cut))
         except (ValueError, TypeError, AttributeError) as error:
             raise PeerError(f"these are no digests of a script's values: {error}") from None
+
+    def every(self) -> Iterator[Difference]:
+        """Yield each name and each part of it, as a difference of the value from itself."""
+
+        def inside(name: str, node: Node, owners: tuple[str, ...], holders: tuple[Kind, ...]) -> Iterator[Difference]:
+            yield Difference(name, node, node, owners, holders)
+            for label, part in node.parts.items():
+                yield from inside(name + label, part, (*owners, node.type), (*holders, node.kind))
+
+        for name, node in self.names.items():
+            yield from inside(name, node, (), ())
 
     def since(self, begun: Reach) -> Reach:
         """Return a copy with `changed` False for values equal to those in `begun`, an earlier look of the same process."""
@@ -313,6 +326,15 @@ def _with_other_names(found: Sequence[Difference], pairs: Sequence[_Pair]) -> li
     return named
 
 
+def _added_to_tensor(difference: Difference) -> Iterator[Difference]:
+    """Yield the attributes that a script has given to a parameter on one side alone."""
+    name, one, _other, owners, holders, _ = difference
+    node = difference.node
+    for part, inner in node.parts.items() if node.kind is Kind.OBJECT and node.type in ("Parameter", "Tensor") else ():
+        mine, theirs = (None, inner) if one is None else (inner, None)
+        yield Difference(name + part, mine, theirs, (*owners, node.type), (*holders, node.kind))
+
+
 def _digest(node: Node | None) -> int | None:
     return None if node is None else node.digest
 
@@ -340,7 +362,8 @@ def _between(
             mine, theirs = one.parts.get(part), other.parts.get(part)
             if mine is None or theirs is None:
                 if differ and (one.kind in (Kind.OBJECT, Kind.MODEL) or (one.parts and other.parts)):
-                    inner.append(Difference(name + part, mine, theirs, *inside))
+                    found = [Difference(name + part, mine, theirs, *inside)]
+                    inner += list(_added_to_tensor(found[0])) or found
                     count += 1
                 continue
             found, any_ = _between(name + part, mine, theirs, *inside)

@@ -13,7 +13,7 @@ import ast
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -23,7 +23,7 @@ from . import advice, collecting
 from .assigned import LONGEST, Source, Sources
 from .dataflow import Key
 from .kept import CACHE, Difference, Kind, Node, Reach, differences, root_of, variable_of
-from .own_code import consumers, directories, is_own_file, loop_frame
+from .own_code import consumers, directories, is_own_file, loop_frame, module_of, variables_of_loop
 from .reachable import Limits, carried, look, names_bound, names_of
 from .save_calls import is_part, names_place
 from .slicing import Slice
@@ -147,7 +147,10 @@ class Looking:
         source = Source.read(inner.f_code.co_filename)
         found = sliced.positions_of_bars()
         if source is not None and in_pass:
-            found += sliced.left_in_pass((source.tree, inner.f_lineno or 0), {*carried, *self._carried})
+            package = __name__.partition(".")[0]
+            own = variables_of_loop(inner).items()
+            batches = [name for name, value in own if module_of(type(value)).partition(".")[0] == package]
+            found += sliced.left_in_pass((source.tree, inner.f_lineno or 0), {*carried, *self._carried}, batches)
         kinds = {node.type for root in compared.names.values() for node in root.every() if not node.is_class}
         looked_at = compared.names.keys() - self.temporaries
         return {
@@ -321,7 +324,7 @@ class Looking:
         """Return whether the source does not exclude that what is trained or saved depends on this value: on a number or a
         container outside of modules, nothing does that the source shows not to.
         """
-        of_values = difference.node.kind in (Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY)
+        of_values = difference.node.kind in (Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.LIBRARY)
         unknown = (
             not {Kind.MODEL, Kind.MODULE, Kind.ITERATOR}.isdisjoint(difference.holders) or difference.node.type == CACHE
         )
@@ -472,16 +475,28 @@ class Looking:
         """Return the dataset's values that lines of the loop had changed when `before` was taken, if processes read that have
         copies of the dataset from before the change: those of another process may have other copies.
         """
-
-        def changed(name: str, node: Node, owners: tuple[str, ...], holders: tuple[Kind, ...]) -> Iterator[Difference]:
-            if node.changed and not node.parts:
-                yield Difference(name, node, node, owners, holders)
-            for label, part in node.parts.items():
-                yield from changed(name + label, part, (*owners, node.type), (*holders, node.kind))
-
-        roots = before.names.items() if self.reads_ahead else ()
-        found = [each for name, node in roots if node.kind is Kind.DATA for each in changed(name, node, (), ())]
+        every = before.every() if self.reads_ahead else ()
+        found = [each for each in every if each.node.changed and not each.node.parts and _is_of_data(each)]
         return [each for each in found if self._is_changed_in_loop(each)]
+
+    def own_files(self) -> dict[str, str]:
+        """Return the calls by which a process names files of its own that the script reads, each with the line."""
+        sliced = self._sliced()
+        found = [] if sliced is None else sliced.own_files()
+        return {text: str(self._sources.line_in(module, line)) for text, module, line in found}
+
+    def unseen(self, frame: FrameType | None) -> dict[str, str]:
+        """Return the objects that cannot be read, such as a connection to a database, of which loop bodies call methods, and on
+        which the training depends by the source; each with its type and the line. frame: as for `now`.
+        """
+        found = {}
+        sliced = self._sliced()
+        seen = [] if sliced is None else [each for each in self.now(frame).every() if each.node.kind is Kind.UNSEEN]
+        for each in seen:
+            place = None if sliced is None or each.in_data else sliced.used_at(each)
+            if place is not None:
+                found[each.name] = f"{each.node.shown}, {self._sources.line_in(*place)}"
+        return found
 
     def places(self, found: Sequence[Difference]) -> str:
         """Return these names, each with the line that changes it."""

@@ -29,11 +29,19 @@ _HELD = frozenset({"_parameters", "_buffers", "_modules"})  # attributes of a mo
 class Packing:
     """Conversion of variables to plain data."""
 
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, modules: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+        """modules, optimizers: those of the job."""
         self._modules = modules
         weights = [tensor for module in modules for tensor in _tensors(module)]
         self._weights = {place_of(each): number for number, each in enumerate(weights) if each.numel()}
         whole = [each for each in weights if type(each) in (torch.Tensor, torch.nn.Parameter) and each.numel()]
+        whole += [
+            each
+            for one in optimizers
+            for state in one.state.values()
+            for each in state.values()
+            if type(each) is torch.Tensor and each.numel()
+        ]
         self._memories = {each.untyped_storage().data_ptr() for each in whole}
         self._bytes = 0  # of the tensors packed so far
         self._numbers: dict[tuple[Any, ...], int] = {}  # of the tensors, by their places in memory
@@ -142,7 +150,8 @@ class Packing:
             raise UserError(f"{where} is a tensor that cannot be carried with a script's variables")
         number = self._weights.get(place_of(tensor))
         if number is None and tensor.numel() and tensor.untyped_storage().data_ptr() in self._memories:
-            raise UserError(f"{where} is a view of the model's weights")  # as a copy it would not change with them
+            # as a copy it would not change with them
+            raise UserError(f"{where} shares memory with the model's weights or the optimizer's state")
         return None if number is None else [_OF_WEIGHTS, number]
 
 

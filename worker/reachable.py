@@ -85,7 +85,7 @@ from .own_code import (
 )
 from .sampled import MARSHAL, SAMPLED_ELEMENTS, flattened, sampled, strides
 from .state.training_state import TrainingState
-from .unpacked import PACKED, contents, of_thread
+from .unpacked import PACKED, Pickled, contents, of_thread
 
 SHOWN = 48  # characters of a value's text in messages
 NAMED_ITEMS = 32  # items up to which those of a container have names
@@ -205,19 +205,26 @@ _ITERATORS: tuple[type, ...] = tuple(
 _PYTHON_S: Callable[[random.Random], Any] = random.Random.getstate
 _SET_ITERATOR = type(iter(set[Any]()))
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_STDLIB_OBJECTS = frozenset({"argparse.Namespace", "types.SimpleNamespace", "functools.partial", "queue.Queue"})
+_STDLIB_OBJECTS = frozenset(
+    """
+    argparse.Namespace types.SimpleNamespace functools.partial queue.Queue queue.LifoQueue queue.PriorityQueue
+    """.split()  # noqa: SIM905
+)
+_PICKLED = frozenset({"numpy", "pandas", "scipy", "sklearn"})  # packages whose objects scripts change
+_CHANGING = frozenset({"_queue", "dbm", "mmap", "multiprocessing", "shelve", "sqlite3"})  # of Python's modules
 _DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
 _DENIED_BASES = (io.IOBase, BaseException)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
 _FOREIGN = frozenset(
     """
     IPython PIL _pytest absl accelerate aim boto3 botocore click clearml comet_ml cv2 datasets elasticctl elasticd h5py
-    huggingface_hub hydra ipykernel lightning lightning_fabric lmdb loguru matplotlib mlflow neptune numpy omegaconf pandas
-    psutil pyarrow pynvml pytest pytorch_lightning ray requests rich scipy sklearn structlog tensorboard tensorboardX tokenizers
+    huggingface_hub hydra ipykernel lightning lightning_fabric lmdb loguru matplotlib mlflow neptune omegaconf
+    psutil pyarrow pynvml pytest pytorch_lightning ray requests rich structlog tensorboard tensorboardX tokenizers
     tqdm transformers triton typer urllib3 wandb zarr zmq
     """.split()  # noqa: SIM905
 )
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
+_OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})  # attributes of each member of an enum
 
 
 @functools.cache
@@ -351,17 +358,63 @@ class _Walk:
             return self._not_seen(value, kind, name)
         if top == "torch":
             return self._of_torch(value, kind, name, depth)
-        if (top in sys.stdlib_module_names or top == "builtins") and full not in _STDLIB_OBJECTS:
-            return self._not_seen(value, kind, name)
+        is_python_s = top in sys.stdlib_module_names or top == "builtins"
+        if (is_python_s and full not in _STDLIB_OBJECTS) or top in _PICKLED:
+            return self._pickled(value, kind, name, depth)
+        if top not in self._own and not attributes_of(value, kind):
+            return self._pickled(value, kind, name, depth)
         node = self._object(value, kind, name, depth)
         return node._replace(kind=Kind.DATA) if issubclass(kind, torch.utils.data.Dataset) else node
 
     def _not_seen(self, value: Any, kind: type, name: str | None) -> Node:
+        """Return the node of an object that cannot be read, or whose contents no training depends on."""
         if name is not None and hasattr(kind, "__next__"):
             self.opaque.append(f"{name}: an iterator that cannot be looked into")
         elif name is not None and module_of(kind).startswith("tqdm"):
             self.opaque.append(f"{name}: a progress bar, whose position is this process's own")
         return self._constant(kind, kind.__qualname__)
+
+    def _pickled(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """Return the node of an object of a library, as it would be pickled; of one that cannot be, a node that never differs."""
+        hashed = hashlib.blake2b(digest_size=8)
+
+        def write(data: bytes | memoryview) -> None:
+            self._bytes += len(data)
+            if self._bytes > self._limits.hashed_bytes:
+                raise _Cut("bytes")
+            hashed.update(data)
+
+        def digest(part: Any) -> int | None:
+            self._count(depth)
+            if part is value or not (
+                isinstance(part, _LOOKED_INTO) or module_of(type(part)).partition(".")[0] in self._own
+            ):
+                return None
+            node = self.of(part, None, depth + 1)
+            if node.digest is None:
+                raise _Cut(self.cut or "items")
+            return node.digest
+
+        try:
+            Pickled(write, digest).dump(value)
+        except _Cut:
+            raise
+        except Exception:  # an open connection, or an object that contains itself
+            node = self._not_seen(value, kind, name)
+            is_unseen = hasattr(kind, "__next__") or module_of(kind).partition(".")[0] in _CHANGING
+            is_unseen |= module_of(kind).partition(".")[0] not in (*sys.stdlib_module_names, "builtins")
+            return node._replace(kind=Kind.UNSEEN, shown=_a(kind)) if is_unseen else node
+        return Node(int.from_bytes(hashed.digest(), "little") >> 1, Kind.LIBRARY, kind.__name__, _a(kind))
+
+    def _file(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """Return the node of a file that is read: the position."""
+        if value.closed or value.writable() or not value.readable():
+            return self._constant(kind, kind.__qualname__)
+        try:
+            position = value.tell()
+        except OSError:  # a pipe, or a file that a loop iterates over
+            return self._not_seen(value, kind, name)._replace(kind=Kind.UNSEEN, shown="a file")
+        return Node(self._hash(str(position).encode()), Kind.LIBRARY, kind.__name__, f"a file at byte {position}")
 
     # -- of several
 
@@ -508,6 +561,9 @@ class _Walk:
             text = (
                 first if plain.size == 1 and first else f"an array {list(shape)}" + (f" ({first}, …)" if first else "")
             )
+        if attributes := [(f".{each}", part) for each, part in sorted(attributes_of(value, kind).items())]:
+            node = self._combine(Kind.ARRAY, kind, _eight(digest), attributes, name, depth, text)  # such as a mask
+            return node._replace(shape=shape)
         return Node(digest, Kind.ARRAY, kind.__name__, text, shape)
 
     def _scalar(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
@@ -596,7 +652,7 @@ class _Walk:
             return self._object(value, kind, name, depth, _of_optimizers() - {"state", "param_groups"})
         if module_of(kind).startswith("torch.optim"):
             return self._object(value, kind, name, depth, only=lambda inner: type(inner) in _PLAIN)
-        if module_of(kind) == "torch.quasirandom":
+        if module_of(kind) == "torch.quasirandom" or module_of(kind).startswith("torch.distributions."):
             return self._object(value, kind, name, depth)
         if module_of(kind) == "torch.utils.data.dataloader":
             # A loader is described by its data, an iterator of one by its position.
@@ -671,9 +727,15 @@ class _Walk:
 
     def _class(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         head = f"{module_of(value)}.{value.__qualname__}"
-        if module_of(value) not in self._own or issubclass(kind, enum.EnumMeta):
+        if module_of(value) not in self._own:
             return self._constant(kind, head, head)
         parts = []
+        if issubclass(kind, enum.EnumMeta):
+            members = dict(type.__dict__["__dict__"].__get__(value)["_member_map_"])
+            parts = [(f".{each}", member) for each, member in members.items() if _of_member(member)]
+            if not parts:
+                return self._constant(kind, head, head)
+            return self._combine(Kind.OBJECT, value, head.encode(), parts, name, depth, f"the class {value.__name__}")
         for each, inner in sorted(type.__dict__["__dict__"].__get__(value).items()):
             inner = inner.__func__ if type(inner) in (staticmethod, classmethod) else inner
             if not each.startswith("__") and each != "_abc_impl" and not issubclass(type(inner), _DESCRIPTORS):
@@ -688,10 +750,14 @@ class _Walk:
         held = contents(value, kind)
         self._seen[id(held)] = held, None  # kept alive, so that no other object gets its address
         node = self._plain(held, name) if type(held) in _PLAIN else self._inside(held, type(held), name, depth)
+        if issubclass(kind, io.BytesIO | io.StringIO):
+            node = node._replace(kind=Kind.LIBRARY, shown=_a(kind), parts=_EMPTY)
         return node._replace(type=kind.__name__)
 
     def _enum(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         label = f"{kind.__name__}.{object.__getattribute__(value, '_name_')}"
+        if module_of(kind) in self._own and (own := _of_member(value)):
+            return self._combine(Kind.PLAIN, kind, label.encode(), own, name, depth, label)
         return Node(self._hash(label.encode()), Kind.PLAIN, kind.__name__, label)
 
     def _partial(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
@@ -725,6 +791,8 @@ class _Walk:
         return self._plain(exact, name)._replace(type=kind.__name__)
 
 
+_LOOKED_INTO = (torch.Tensor, numpy.ndarray, numpy.random.Generator, numpy.random.RandomState, types.FunctionType)
+_FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 _Handler = Callable[[_Walk, Any, type, str | None, int], Node]
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _SPELLED = (
@@ -752,6 +820,7 @@ _HANDLERS: tuple[tuple[type | tuple[type, ...], _Handler], ...] = (
     (types.BuiltinFunctionType, _Walk._builtin),
     (functools.partial, _Walk._partial),
     (PACKED, _Walk._packed),
+    (_FILES, _Walk._file),
     (type, _Walk._class),
     (_SPELLED, _Walk._spelled),
     ((bytearray, array.array), _Walk._buffer),
@@ -813,14 +882,29 @@ def _options_in(inner: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [
         (f".{label}", part)
         for label, part in options
-        if type(part) in kinds or (not label.startswith("_") and issubclass(type(part), MUTABLE))
+        if type(part) in kinds or (not label.startswith("_") and (issubclass(type(part), MUTABLE) or _is_state(part)))
     ]
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value is a tuple of other than plain values, such as an LSTM's hidden state; not a kernel's size."""
+    return type(value) is tuple and not {type(each) for each in value} <= _PLAIN
 
 
 def _of_tensor(value: Any) -> list[tuple[str, Any]]:
     """Return the attributes that a script has given to a tensor."""
     inner = torch.Tensor.__dict__["__dict__"].__get__(value)
-    return [(f".{name}", part) for name, part in sorted(inner.items()) if not name.startswith("_")]
+    kinds = (*_PLAIN, *MUTABLE)  # behind an underscore: others are of torch and its libraries
+    return [
+        (f".{name}", part)
+        for name, part in sorted(inner.items())
+        if not name.startswith("_") or (not name.startswith("__") and isinstance(part, kinds))
+    ]
+
+
+def _of_member(member: Any) -> list[tuple[str, Any]]:
+    """Return the attributes that a script has given to a member of an enum."""
+    return [(f".{name}", part) for name, part in sorted(vars(member).items()) if name not in _OF_MEMBERS]
 
 
 def _is_of(label: str, names: Collection[str]) -> bool:

@@ -121,8 +121,22 @@ class Remarks:
         if left := looking.left_behind(sys._getframe(), before, within, carried):
             names = ", ".join(f"{name} ({place})" for name, place in list(left.items())[:NAMED])
             self._say(
-                f"the job goes on from a checkpoint without what earlier loop bodies have left to later ones in {names}: "
-                "count by run.steps_done, and keep other values by run.state(…)"
+                f"the job goes on from a checkpoint, and what depends on earlier loop bodies begins anew: {names}. Count by "
+                "run.steps_done, take by it what stands beside the batches, and keep other values by run.state(…)"
+            )
+        if files := {text: place for text, place in looking.own_files().items() if text not in self._told}:
+            self._told |= files.keys()
+            names = ", ".join(f"{text} ({place})" for text, place in list(files.items())[:NAMED])
+            self._say(
+                f"the job goes on from a checkpoint in another process, without the files whose names come from {names}, and the "
+                "script reads such files: keep them below the job's directory, by a name that each process has"
+            )
+        if unseen := {name: where for name, where in looking.unseen(sys._getframe()).items() if name not in self._told}:
+            self._told |= unseen.keys()
+            names = ", ".join(f"{name} ({where})" for name, where in list(unseen.items())[:NAMED])
+            self._say(
+                f"the job goes on from a checkpoint without the changes of loop bodies to {names}, which cannot be read: "
+                "keep with the job what the training depends on, in state = run.state(…)"
             )
         if copies := [each for each in looking.changed_copies(before) if each.whole not in self._told]:
             self._told |= {each.whole for each in copies}

@@ -28,7 +28,9 @@ from .syntax import (
 )
 
 _LEADER = re.compile(r"\b(is_)?(leader|leads|master|main|chief)\b|rank\b|main_process\b|_zero\b")
-_KEEPING = frozenset({"dict", "list", "tuple", "vars", "float", "int", "sum", "min", "max", "len", "copy", "deepcopy"})
+_KEEPING = frozenset(
+    {"dict", "list", "tuple", "vars", "float", "int", "sum", "min", "max", "len", "copy", "deepcopy", "load", "loads"}
+)
 _OF_FUNCTION = ":"  # between the name of a function or class and that of its variable
 ROUNDS = 8  # number of assignments, calls and returns that are followed backwards
 

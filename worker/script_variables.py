@@ -118,7 +118,7 @@ class ScriptVariables:
             self._bind(self._coming[1], self._present_of(self._coming[1]), at_begin=True)
         elif self._passes and self._affords_look():
             self._look()
-        packing = Packing(self._modules())
+        packing = self._packing()
         self._at_begin = {
             name: (packing.text(variable), packing.without_tensors(variable))
             for name, variable in (*self._present(), *self._changed_alone())
@@ -132,6 +132,9 @@ class ScriptVariables:
         self._passes += 1
         self._begun = self._look() if self._affords_look() else None
         self._texts = self._texts_now()
+
+    def _packing(self) -> Packing:
+        return Packing(self._modules(), self._looking.state.optimizers)
 
     def _affords_look(self) -> bool:
         since_s = time.thread_time() - self._looked_at_s
@@ -155,7 +158,7 @@ class ScriptVariables:
         return now
 
     def _texts_now(self) -> dict[str, bytes | None]:
-        packing = Packing(self._modules())
+        packing = self._packing()
         return {name: packing.text(variable) for name, variable in (*self._present(), *self._within(self.alone))}
 
     def _present(self) -> Iterator[tuple[str, Variable]]:
@@ -251,7 +254,7 @@ class ScriptVariables:
         return self._packed({name: each for name, each in found.items() if name not in {*given, *shared}}, how)
 
     def _packed(self, found: Mapping[str, Variable], how: Mapping[str, bool | int | None]) -> Values:
-        packing = Packing(self._modules())
+        packing = self._packing()
         given: dict[str, Sequence[Any]] = {}
         firsts: dict[int, str] = {}  # names of objects that have another name, too
         for name, variable in found.items():
@@ -311,7 +314,7 @@ class ScriptVariables:
     def _set(self, values: Values) -> None:
         """Set the variables; where code at the epoch's beginning has changed some, also what it has made of them."""
         self._coming = None
-        packing, present = Packing(self._modules()), self._present_of(values)
+        packing, present = self._packing(), self._present_of(values)
         before = [packing.text(variable) for _, variable in present]
         self._bind(values, present)
         stale = before != [packing.text(variable) for _, variable in self._present_of(values)]

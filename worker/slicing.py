@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from .dataflow import Change, DataFlow, Key, Read, Scope, module_of_scope
 from .kept import Difference, Kind, is_function_type, path_of_function
-from .liveness import read_first
+from .liveness import read_first, target_names
 from .syntax import called_name, children, parameters, stored_names, walk
 
 _KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
@@ -31,6 +31,10 @@ _SIZES = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})  # of 
 _ARGUMENT = re.compile(r"(\w+)\((\w+)\)(?:\[([^\]]*)\])?")
 _OF_TYPES = frozenset({"getattr", "hasattr", "isinstance", "len"})
 _COUNTING = frozenset({"count", "range", "trange"})
+_READING = frozenset({"load", "load_file", "loadtxt", "open", "read_bytes", "read_csv", "read_text"})
+_WRITING = ("'w'", "'wb'", "'a'", "'ab'", "'x'")  # modes of `open`
+_TEMPORARY = frozenset({"NamedTemporaryFile", "TemporaryDirectory", "mkdtemp", "mkstemp", "mktemp"})
+_OF_PROCESS = frozenset({"getpid", "uuid1", "uuid4"})
 _TRAINS = frozenset({"training"})  # attributes that have one value in all loop bodies
 
 
@@ -60,6 +64,7 @@ class Slice(DataFlow):
         self._reads: dict[Key, list[Read]] = defaultdict(list)
         self._of_gradient = self._follow(self._sinks, places=self._reads)  # with the first line that reads the key
         self._of_end = self._follow(self._leaves, places=self._reads)
+        self._of_saved = self._follow(self._saves)
 
     @property
     def names(self) -> frozenset[str]:
@@ -70,6 +75,19 @@ class Slice(DataFlow):
         """Return whether the gradient, or the end of the loop, depends on this value."""
         keys = {key for each in difference.by_each_name for key in self._keys_of_name(each)}
         return not keys.isdisjoint(self._of_gradient) or not keys.isdisjoint(self._of_end)
+
+    def used_at(self, difference: Difference) -> tuple[ast.AST, int] | None:
+        """Return module and line where loop bodies call a method of this value, on which the gradient, the end of the loop or a
+        saved file depends. None: none does.
+        """
+        for key in (key for each in difference.by_each_name for key in self._keys_of_name(each)):
+            if (used := self._uses.get(key)) and any(key in found for found in self._every):
+                return module_of_scope(used[0].scope), used[0].line
+        return None
+
+    @property
+    def _every(self) -> tuple[Mapping[Key, int], ...]:
+        return self._of_gradient, self._of_end, self._of_saved
 
     def carries(self, difference: Difference) -> bool:
         """Return whether the gradient depends on this value, and a loop body makes the value from its previous one."""
@@ -126,13 +144,16 @@ class Slice(DataFlow):
                     found.append((key.name, module_of_scope(bound[0].scope), bound[0].line))
         return found
 
-    def left_in_pass(self, place: tuple[ast.AST, int], carried: Collection[str]) -> list[tuple[Key, ast.AST, int]]:
+    def left_in_pass(
+        self, place: tuple[ast.AST, int], carried: Collection[str], batches: Collection[str]
+    ) -> list[tuple[Key, ast.AST, int]]:
         """Return the variables, and attributes of the script's own classes, that bodies leave to later bodies of the same pass,
-        and on which the gradient or the end of the loop depends: key, and module and line of the change. The numbers that
-        a loop's header counts are among them.
+        and on which the gradient, the end of the loop or a saved file depends: key, and module and line of the change. What a
+        loop's header takes beside the batches is among them, such as numbers.
 
         place: where the pass begins, by module and line: at the header of the loop, or where its iterator is made. carried:
-        last names (`kept.last_name`) of variables to leave out: the process has their values.
+        last names (`kept.last_name`) of variables to leave out: the process has their values. batches: variables that refer to
+        the batches.
         """
         module = place[0]
         if (at := self._loop_at(*place)) is None:
@@ -143,13 +164,13 @@ class Slice(DataFlow):
         headed = _is_headed_at(loop, place[1])  # otherwise `next()` takes the batches, and changes their iterator
         given = stored_names([ast.For(loop.target, loop.iter, [], [])]) if isinstance(loop, ast.For) else set()
         left = {scope.key(name) for name in read_first(loop.body) - given}
-        counted = {scope.key(name) for name in counted_by(loop)}
+        counted = {scope.key(name) for name in counted_by(loop, batches)}
         # A number of the header that is read behind the gradient acts in later bodies alone, by what lives until then
         sinks = [one for each in self._sinks if header in each.tests for one in each.reads if isinstance(one, ast.expr)]
         behind = max((each.lineno for each in sinks), default=loop.end_lineno or 0)
         living = self._follow([each for key in left & self._of_gradient.keys() for each in self._changes.get(key, ())])
         found: dict[Key, tuple[ast.AST, int]] = {}
-        for key in {**self._of_gradient, **self._of_end}:
+        for key in {**self._of_gradient, **self._of_end, **self._of_saved}:
             changes = [each for each in self._changes.get(key, ()) if not each.of_part]
             inside = [each for each in changes if header in each.tests or each.scope.node in within]
             renewed = any(not each.made_of_itself and self._renews(each) for each in inside)
@@ -185,6 +206,24 @@ class Slice(DataFlow):
             if any(isinstance(one, ast.Call) and called_name(one) in ("tqdm", "trange") for one in each.reads)
         ]
         return [(key, module_of_scope(each.scope), each.line) for key, each in bars]
+
+    def own_files(self) -> list[tuple[str, ast.AST, int]]:
+        """Return the calls, such as `tempfile.mkdtemp()`, by which a process makes the name of a file that no other process has,
+        and that the script reads: source, module and line. A directory that loop bodies make anew does not count.
+        """
+        found = []
+        for call, scope, _ in self._calls:
+            if called_name(call) not in _READING or any(one in ast.unparse(call) for one in _WRITING):
+                continue
+            path = (*call.args, *([call.func.value] if isinstance(call.func, ast.Attribute) else []))
+            changes = [Change(path, scope, (), False, False)]
+            changes += [each for key in self._follow(changes) for each in self._changes.get(key, ())]
+            for change in changes:
+                for made in (each for value in change.reads for each in walk(value) if isinstance(each, ast.Call)):
+                    name = called_name(made)
+                    if name in _OF_PROCESS or (name in _TEMPORARY and not self._repeats(change.scope, change.tests)):
+                        found.append((ast.unparse(made), module_of_scope(change.scope), made.lineno))
+        return found
 
     def _reached(self, body: Iterable[ast.stmt], scope: Scope) -> set[ast.AST]:
         """Return the script's own functions that these statements of a function or module call, directly or indirectly."""
@@ -354,7 +393,7 @@ class Slice(DataFlow):
         if not difference.owners:  # of another module
             return [Key(tree, attribute) for tree in self._trees if attribute in self._globals[tree]]
         owners = difference.owners[name.count(".") - 1 : name.count(".")]
-        keys = [Key(kind, attribute) for owner in owners for kind in self._with_bases([owner]) or (f"{root}.",)]
+        keys = [Key(kind, attribute) for owner in owners for kind in (*self._with_bases([owner]), f"{root}.")]
         for owner in owners:
             if is_function_type(owner):
                 keys += self._keys_of_closure(path_of_function(owner), attribute)
@@ -423,21 +462,33 @@ def _takes(loop: ast.For | ast.While) -> bool:
     return False
 
 
-def counted_by(loop: ast.For | ast.While) -> Iterator[str]:
-    """Yield the variables that the header of a loop counts, by `enumerate`, `range` or `itertools.count`."""
-    if not isinstance(loop, ast.For):
+def counted_by(loop: ast.For | ast.While, batches: Collection[str]) -> Iterator[str]:
+    """Yield the variables of a loop's header that are not of the batches: what `enumerate`, `range` or `itertools.count` counts,
+    and what `zip` takes beside the batches. batches: variables that refer to them.
+    """
+    return _counted_by(loop.target, loop.iter, batches) if isinstance(loop, ast.For) else iter(())
+
+
+def _counted_by(target: ast.expr, taken: ast.expr, batches: Collection[str]) -> Iterator[str]:
+    if not isinstance(taken, ast.Call):
         return
-    targets = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
-    for call in (each for each in walk(loop.iter) if isinstance(each, ast.Call)):
-        match called_name(call):
-            case "enumerate":
-                counted = [True]
-            case "zip":
-                counted = [isinstance(each, ast.Call) and called_name(each) in _COUNTING for each in call.args]
-            case name:
-                counted = [name in _COUNTING and call is loop.iter]
-        pairs = zip(targets, counted, strict=False)
-        yield from (target.id for target, counts in pairs if counts and isinstance(target, ast.Name))
+    targets = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    match called_name(taken):
+        case "enumerate" if taken.args:
+            yield from target_names(targets[0])
+            yield from _counted_by(targets[-1], taken.args[0], batches)
+        case "zip":
+            names = [{each.id for each in walk(one) if isinstance(each, ast.Name)} for one in taken.args]
+            known = any(not each.isdisjoint(batches) for each in names)
+            for each, argument, named in zip(targets, taken.args, names, strict=False):
+                counts = isinstance(argument, ast.Call) and called_name(argument) in _COUNTING
+                if counts or (known and named.isdisjoint(batches)):
+                    yield from target_names(each)
+        case name if name in _COUNTING:
+            yield from target_names(targets[0])
+        case _:  # such as a progress bar
+            for argument in taken.args:
+                yield from _counted_by(target, argument, batches)
 
 
 def _fills(change: Change, name: str) -> bool:

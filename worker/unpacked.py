@@ -1,5 +1,5 @@
-"""Contents of objects of Python's library that hide them from `vars`: caches, weak mappings, context variables, shared
-memory and threads. `reachable` reads them like attributes.
+"""Contents of objects that hide them from `vars`: caches, weak mappings, context variables, shared memory, threads, files and
+objects of compiled code. `reachable` reads them like attributes.
 """
 
 from __future__ import annotations
@@ -8,9 +8,13 @@ import contextvars
 import ctypes
 import functools
 import gc
+import io
 import multiprocessing.sharedctypes
+import pickle
 import threading
+import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 _CACHE: type = type(functools.lru_cache(lambda: None))
@@ -24,6 +28,7 @@ PACKED: tuple[type, ...] = (
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, weakref.ref),
     contextvars.ContextVar,
     *(_SIMPLE, ctypes.Array, ctypes.Structure, _SHARED),
+    *(io.BytesIO, io.StringIO),
 )
 
 
@@ -42,6 +47,8 @@ def contents(value: Any, kind: type) -> Any:
             return value.get()
         except LookupError:  # never set, and without a default
             return None
+    if issubclass(kind, io.BytesIO | io.StringIO):
+        return None if value.closed else (value.getvalue(), value.tell())
     if issubclass(kind, _SHARED):
         return contents(value.get_obj(), type(value.get_obj()))
     if issubclass(kind, _SIMPLE) and isinstance(value.value, int | float | bool | bytes):
@@ -61,3 +68,21 @@ def _cached(value: Any) -> Any:
 def of_thread(inner: dict[str, Any]) -> dict[str, Any]:
     """Return those of a thread's attributes that its own class has added."""
     return {name: value for name, value in inner.items() if name not in _OF_THREADS}
+
+
+class Pickled(pickle.Pickler):
+    """The bytes by which an object of a library would be pickled, without values that can be looked into.
+
+    Strings that are equal, but not identical, give the same bytes, since nothing is referred to by its place in the
+    stream. So an object that contains itself cannot be pickled.
+    """
+
+    def __init__(self, write: Callable[[bytes | memoryview], Any], digest: Callable[[Any], Any | None]) -> None:
+        """write: called with the bytes. digest: returns what stands for a value that can be looked into; None for others."""
+        super().__init__(types.SimpleNamespace(write=write), protocol=4)
+        self.fast = True
+        self._digest = digest
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what stands for a part of the object in the stream; None: the part is pickled."""
+        return self._digest(value)

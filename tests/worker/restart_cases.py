@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+import os
 import random
+import sqlite3
+import tempfile
 from typing import Any
 
 import numpy
@@ -168,6 +172,114 @@ def number_in_the_header(run: Run) -> list[Any]:
             (loss / (1.0 + i)).backward()
             optimizer.step()
             shown += loss.item()
+    return ended(run, model)
+
+
+def batches_beside_others(run: Run) -> list[Any]:
+    model, optimizer, batches = prepared(run)
+    for _ in run.epochs(EPOCHS):
+        for (x, y), scale in zip(batches, torch.linspace(0.5, 1.0, 24), strict=False):
+            (functional.cross_entropy(model(x), y) * scale).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def rows_of_a_database(run: Run) -> list[Any]:
+    """A connection cannot be read."""
+    model, optimizer, batches = prepared(run)
+    rows = sqlite3.connect(":memory:")
+    rows.execute("create table losses (value real)")
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            rows.execute("insert into losses values (?)", (loss.item(),))
+            ((mean,),) = rows.execute("select avg(value) from losses").fetchall()
+            (loss / (1.0 + mean)).backward()
+            optimizer.step()
+    rows.close()
+    return ended(run, model)
+
+
+def seeds_that_are_spawned(run: Run) -> list[Any]:
+    """An object of NumPy's compiled code."""
+    model, optimizer, batches = prepared(run)
+    seeds = numpy.random.SeedSequence(5)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            draws = numpy.random.default_rng(seeds.spawn(1)[0])
+            (functional.cross_entropy(model(x), y) * draws.random()).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def best_in_a_file_of_the_process(run: Run) -> list[Any]:
+    """Weights in a temporary directory, as PyTorch's tutorial on transfer learning keeps them."""
+    model, optimizer, batches = prepared(run)
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "best.pt")
+        torch.save(model.state_dict(), path)
+        for epoch in run.epochs(EPOCHS):
+            for x, y in batches:
+                functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            if epoch == 0:
+                torch.save(model.state_dict(), path)
+        model.load_state_dict(torch.load(path))
+    return ended(run, model)
+
+
+def mean_of_an_epoch(batches: Any, model: nn.Module, optimizer: Any) -> float:
+    meters = {"loss": Meter()}
+    for x, y in batches:
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        meters["loss"].update(loss.item())
+    return meters["loss"].total / meters["loss"].number
+
+
+def saved_mean_of_an_epoch(run: Run) -> list[Any]:
+    """An object that only a function has, and that determines what is saved."""
+    model, optimizer, batches = prepared(run)
+    history: list[float] = []
+    for _ in run.epochs(EPOCHS):
+        history += [mean_of_an_epoch(batches, model, optimizer)]
+    run.save({"history": history}, "history.pt")
+    run.finish()
+    return [{"history": torch.tensor(history)}]
+
+
+class Phase(enum.Enum):
+    WARM = "warm"
+    MAIN = "main"
+
+
+def momentum_by_another_name(run: Run) -> list[Any]:
+    """A tensor of the optimizer's state, which a restart binds again."""
+    model, optimizer, batches = prepared(run)
+    momentum: torch.Tensor | None = None
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            if momentum is None and optimizer.state:
+                momentum = next(iter(optimizer.state.values()))["momentum_buffer"]
+            scale = 1.0 if momentum is None else 1.0 + float(momentum.abs().mean())
+            (functional.cross_entropy(model(x), y) / scale).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+def members_and_masks(run: Run) -> list[Any]:
+    """An attribute of an enum's member, and the mask of an array."""
+    model, optimizer, batches = prepared(run)
+    Phase.WARM.count = 0  # type: ignore[attr-defined]
+    seen = numpy.ma.masked_array(numpy.arange(99.0), mask=False)
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            seen[Phase.WARM.count] = numpy.ma.masked  # type: ignore[attr-defined]
+            Phase.WARM.count += 1  # type: ignore[attr-defined]
+            scale = 1.0 + float(seen.mean()) / 99
+            (functional.cross_entropy(model(x), y) / scale).backward()
+            optimizer.step()
     return ended(run, model)
 
 

@@ -309,8 +309,9 @@ def test_an_iterator_that_cannot_be_looked_into_is_noted() -> None:
         def __next__(self) -> int:
             return 1
 
-    found = of(source=(each for each in Source()), tee=itertools.tee([1])[0])
+    found = of(source=(each for each in Source()), tee=itertools.tee(each for each in Source())[0])
     assert "tee: an iterator that cannot be looked into" in found.opaque
+    assert found.names["tee"].kind is Kind.UNSEEN
 
 
 @pytest.mark.parametrize(

@@ -644,6 +644,14 @@ LEFT = [
     ("it = iter(batches)\nwhile (x := next(it, None)) is not None:\n    f(x, n).backward()\n    n += 1", {"n"}),
     ("for x, y in batches:\n    f(model(x)).backward()\nfor _ in range(3):\n    n += g(next(tests))", set()),
     ("others = iter(data)\nfor x, y in batches:\n    f(x, next(others)).backward()", {"others"}),
+    ("for (x, y), z in zip(batches, others):\n    f(x, z).backward()", {"z"}),
+    ("for i, ((x, y), z) in enumerate(zip(batches, others)):\n    f(x, z).backward()", {"z"}),
+    ("for (x, y), z in zip(batches, others):\n    f(x).backward()", set()),
+    ("n = 0\nfor x, y in batches:\n    f(x).backward()\n    n += g(y)\nrun.save({'n': n}, 'n.pt')", {"n"}),
+    (
+        "n = 0\nfor x, y in batches:\n    f(x).backward()\n    n += g(y)\nkept = []\nkeep(kept, n)\nrun.save(kept, 'n.pt')",
+        {"n"},
+    ),
     ("meter = Meter()\nfor x, y in batches:\n    f(x, meter.total).backward()\n    meter.update(x)", {"total"}),
 ]
 
@@ -651,7 +659,7 @@ LEFT = [
 @pytest.mark.parametrize(("loops", "names"), LEFT)
 def test_what_bodies_leave_to_later_ones_of_the_same_pass_is_read_from_the_source(loops: str, names: set[str]) -> None:
     meter = "class Meter:\n    def __init__(self):\n        self.total = 0\n    def update(self, x):\n        self.total += x\n"
-    before = f"{meter}n = 0\nfor epoch in run.epochs(4):\n"
+    before = f"{meter}def keep(kept, value):\n    kept.append(value)\nn = 0\nfor epoch in run.epochs(4):\n"
     tree = parse(before + "".join(f"    {line}\n" for line in loops.splitlines()))
     place = next(node.lineno for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "batches")
-    assert {key.name for key, _, _ in Slice([tree], tree).left_in_pass((tree, place), ())} == names
+    assert {key.name for key, _, _ in Slice([tree], tree).left_in_pass((tree, place), (), ["batches"])} == names
