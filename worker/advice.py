@@ -9,7 +9,9 @@ A sentence names the value on both workers, the line of the script that changes 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import torch
 
 from .assigned import Sources
 from .kept import CACHE, Difference, Kind, Node, is_function_type, root_of
@@ -50,6 +52,15 @@ def explain(
     if text := of_counter(sources):
         return text
     return f"{UNSEEN} ({'; '.join(opaque[:TOLD])})" if opaque else UNSEEN
+
+
+def begin_anew(places: Mapping[str, str]) -> str:
+    """Return a clause on values that depend on the earlier loop bodies of a pass, by name and line, with the remedy."""
+    names = ", ".join(f"{name} ({place})" for name, place in list(places.items())[:TOLD])
+    return (
+        f"what depends on earlier loop bodies begins anew: {names} (count by run.steps_done, take by it what stands beside the "
+        "batches, and keep other values by run.state(…))"
+    )
 
 
 def of_counter(sources: Sources) -> str:
@@ -191,6 +202,8 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         return f"take run.steps_done in its place, or count in state = run.state({key}=0)"
     if node.kind is Kind.ITERATOR and node.type == "generator":
         return f"keep with the job what the generator computes, in place of it: state = run.state({key}=...)"
+    if re.match(r"\w+\.(param_groups|state)\b", difference.name) and owners and hasattr(torch.optim, owners[0]):
+        return f"give it to prepare(), and what it trains within the model: run.prepare(model, (optimizer, {root}), …)"
     if node.kind is Kind.LIBRARY:
         return f"keep the numbers and arrays that it contains with the job, and make it from them: state = run.state({key}=...)"
     if node.kind is Kind.ITERATOR:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,11 +147,13 @@ class Looking:
             return {}
         source = Source.read(inner.f_code.co_filename)
         found = sliced.positions_of_bars()
-        if source is not None and in_pass:
+        headers = [line for file, line in self._places if file == inner.f_code.co_filename]
+        for line in headers if source is not None and in_pass else ():
             package = __name__.partition(".")[0]
             own = variables_of_loop(inner).items()
             batches = [name for name, value in own if module_of(type(value)).partition(".")[0] == package]
-            found += sliced.left_in_pass((source.tree, inner.f_lineno or 0), {*carried, *self._carried}, batches)
+            assert source is not None
+            found += sliced.left_in_pass((source.tree, line), {*carried, *self._carried}, batches)
         kinds = {node.type for root in compared.names.values() for node in root.every() if not node.is_class}
         looked_at = compared.names.keys() - self.temporaries
         return {
@@ -246,7 +249,8 @@ class Looking:
         """Explain why the two workers differ, as far as it is known, and return the names that differ because a loop
         changed them.
 
-        Without such names, those that differed from the beginning. workers: names for people, theirs first.
+        Without such names, those that differed from the beginning, or what bodies leave to later ones of the same pass.
+        workers: names for people, theirs first.
         """
         found = differences(theirs, mine)
         found = [each for each in found if not self._is_set_by_epoch(each)]
@@ -254,6 +258,8 @@ class Looking:
             each for each in found if not each.name.startswith(ENVIRONMENT)
         ]
         opaque: Sequence[str] = tuple(dict.fromkeys((*mine.opaque, *theirs.opaque)))
+        if not found and (left := self.left_behind(sys._getframe(), theirs, True, ())):
+            return f"{advice.begin_anew(left)} where a process joins in the middle of an epoch", []
         text = advice.explain(self.likely(found), workers, self._sources, opaque=opaque, batch_size=self.batch_size)
         return text, found
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from . import advice
 from .kept import Difference, Reach, differences, last_name
 from .looking import Looking
 
@@ -119,11 +120,7 @@ class Remarks:
         looking = self._looking
         carried = {*restored, *map(last_name, self._counters())}
         if left := looking.left_behind(sys._getframe(), before, within, carried):
-            names = ", ".join(f"{name} ({place})" for name, place in list(left.items())[:NAMED])
-            self._say(
-                f"the job goes on from a checkpoint, and what depends on earlier loop bodies begins anew: {names}. Count by "
-                "run.steps_done, take by it what stands beside the batches, and keep other values by run.state(…)"
-            )
+            self._say(f"the job goes on from a checkpoint, and {advice.begin_anew(left)}")
         if files := {text: place for text, place in looking.own_files().items() if text not in self._told}:
             self._told |= files.keys()
             names = ", ".join(f"{text} ({place})" for text, place in list(files.items())[:NAMED])

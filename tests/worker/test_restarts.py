@@ -22,12 +22,12 @@ LOST = {
     "list_in_a_history": r"without what its script has kept in history \(restart_cases\.py:\d+\)",
     "last_list_of_a_function": r"losses",
     "cache_of_draws": r"drawn .*must follow from the arguments alone",
-    "batches_beside_others": r"begins anew: scale \(restart_cases\.py:\d+\)\.",
+    "batches_beside_others": r"begins anew: scale \(restart_cases\.py:\d+\) \(count",
     "rows_of_a_database": r"changes of loop bodies to rows \(a Connection, restart_cases\.py:\d+\), which cannot be read",
     "seeds_that_are_spawned": r"seeds \(a SeedSequence, .*make it from them: state = run\.state\(seeds=",
     "best_in_a_file_of_the_process": r"names come from tempfile\.TemporaryDirectory\(\) \(restart_cases\.py:\d+\)",
-    "saved_mean_of_an_epoch": r"begins anew: total \(restart_cases\.py:\d+\), number \(restart_cases\.py:\d+\)\.",
-    "number_in_the_header": r"begins anew: i \(restart_cases\.py:\d+\)\.",
+    "saved_mean_of_an_epoch": r"begins anew: total \(restart_cases\.py:\d+\), number \(restart_cases\.py:\d+\) \(count",
+    "number_in_the_header": r"begins anew: i \(restart_cases\.py:\d+\) \(count",
 }
 
 

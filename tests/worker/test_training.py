@@ -24,6 +24,7 @@ OTHERS = [
     "several_optimizers_and_schedulers",
     "several_types",
     "unfreezing",
+    "frozen_in_a_body",
     "gradients_that_are_changed",
     "global_gradient",
     "compiled",

@@ -253,6 +253,22 @@ def unfreezing(run: Run) -> list[Any]:
     return train(run, model, optimizer, before_epoch)
 
 
+def frozen_in_a_body(run: Run) -> list[Any]:
+    """A parameter that a loop body freezes, before the step's first gradient."""
+    model = network()
+    model, optimizer, batches = run.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), Points(), batch_size=5
+    )
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            if run.steps_done >= 8:
+                model[-1].bias.requires_grad_(False)
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    run.finish()
+    return [model.state_dict()]
+
+
 def two_passes(run: Run, noise: float = 0.0, **options: Any) -> list[Any]:
     """Two backward passes for each batch."""
     model = network()

@@ -355,6 +355,8 @@ class Accumulation:
         self.close()
         self._learned = last is not None
         for position, parameter in enumerate(self._layout.parameters):
+            if not parameter.requires_grad:  # a loop body has frozen it: no gradient comes in this step
+                continue
             segment = self._segment_of[position]
             hook: Callable[[torch.Tensor], None] = partial(self._accumulated, position, segment)
             if last is not None:
