@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from .assigned import Sources
 from .kept import CACHE, Difference, Kind, Node, is_function_type, root_of
 from .save_calls import is_part
@@ -202,7 +200,7 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         return f"take run.steps_done in its place, or count in state = run.state({key}=0)"
     if node.kind is Kind.ITERATOR and node.type == "generator":
         return f"keep with the job what the generator computes, in place of it: state = run.state({key}=...)"
-    if re.match(r"\w+\.(param_groups|state)\b", difference.name) and owners and hasattr(torch.optim, owners[0]):
+    if re.match(r"\w+\.param_groups\b", difference.name):
         return f"give it to prepare(), and what it trains within the model: run.prepare(model, (optimizer, {root}), …)"
     if node.kind is Kind.LIBRARY:
         return f"keep the numbers and arrays that it contains with the job, and make it from them: state = run.state({key}=...)"

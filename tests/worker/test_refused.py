@@ -139,6 +139,20 @@ def test_a_body_that_means_something_else_here_is_refused(body: Any, options: di
         Script(**options).train(body)
 
 
+def test_an_optimizer_within_the_backward_pass_is_refused() -> None:
+    def stepped(parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    def passes(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
+        script.loss(x, y).backward()
+
+    script = Script()
+    for each in script.model.parameters():
+        each.register_post_accumulate_grad_hook(stepped)  # type: ignore[no-untyped-call]
+    with pytest.raises(UserError, match=r"\(register_post_accumulate_grad_hook\) has removed its gradient"):
+        script.train(passes)
+
+
 def leaves_out_by_a_step(script: Script, x: torch.Tensor, y: torch.Tensor) -> None:
     if script.number != 1:
         script.loss(x, y).backward()

@@ -361,6 +361,10 @@ class Accumulation:
             hook: Callable[[torch.Tensor], None] = partial(self._accumulated, position, segment)
             if last is not None:
                 hook = partial(self._last_came, segment) if last[segment] == position else self._arrived.append
+            if getattr(
+                parameter, "_post_accumulate_grad_hooks", None
+            ):  # torch hands on what the script's own hook returns
+                hook = partial(_on_parameter, hook, parameter)
             handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             self._hooks.append(handle)
 
@@ -378,7 +382,12 @@ class Accumulation:
         if mode is _Mode.OFF or mode is _Mode.PROBING:
             return
         again = versions[position] is not None
-        versions[position] = parameter.grad._version  # type: ignore[union-attr]  # of a gradient that is there
+        if parameter.grad is None:
+            raise UserError(
+                "a hook of a parameter (register_post_accumulate_grad_hook) has removed its gradient, as an optimizer within the "
+                "backward pass does. There it is that of one micro-batch: leave it there, and call optimizer.step()"
+            )
+        versions[position] = parameter.grad._version
         if mode is _Mode.PLACING and not again:
             self._waiting[segment] -= 1
             self._put_complete()
@@ -418,6 +427,10 @@ class Accumulation:
                     return False  # the script has set this gradient without a backward pass
         grads = [parameter.grad for parameter in self._layout.parameters[:known]]
         return [None if grad is None else grad._version for grad in grads] == self._versions[:known]
+
+
+def _on_parameter(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor, _: torch.Tensor) -> None:
+    hook(parameter)
 
 
 def _put_zero(view: torch.Tensor, adds: bool) -> None:
