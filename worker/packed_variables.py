@@ -22,6 +22,7 @@ from .state.script_state import of_plain, place_of, plain_tensor
 
 MOST_BYTES = 64 << 20  # of the tensors of all variables
 MOST_HASHED_BYTES = 16 << 20  # of one tensor
+MOST_NODES = 10_000  # of a graph that are looked at
 _OF_WEIGHTS, _OWN = "weights", "own"
 _HELD = frozenset({"_parameters", "_buffers", "_modules"})  # attributes of a module that contain tensors and modules
 
@@ -106,6 +107,7 @@ class Packing:
             return None
 
     def _content(self, tensor: torch.Tensor, where: str) -> list[Any]:
+        tensor = without_graph(tensor)
         if (own := self._own(tensor, where)) is not None:
             return own
         place = place_of(tensor)
@@ -122,6 +124,7 @@ class Packing:
         return [_OWN, number, plain_tensor(tensor), strides if is_dense and not tensor.is_contiguous() else None]
 
     def _version(self, tensor: torch.Tensor, where: str) -> list[Any]:
+        tensor = without_graph(tensor)
         if (own := self._own(tensor, where)) is not None:
             return own
         if tensor.device.type != "cpu":
@@ -183,6 +186,32 @@ class Unpacking:
                 found = laid_out.copy_(found)
             self._tensors[number] = found
         return self._tensors[number]
+
+
+def without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, without its graph if no gradient can come through the graph to a parameter any more, as for a hidden
+    state that the next loop body detaches: on each way a backward pass has freed what the next one would need.
+    """
+    todo, seen = [tensor.grad_fn], set[Any]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or _is_freed(node):
+            continue
+        if type(node).__name__ == "AccumulateGrad" or len(seen) == MOST_NODES:
+            return tensor
+        seen.add(node)
+        todo += [each for each, _ in node.next_functions]
+    return tensor if tensor.grad_fn is None else tensor.detach()
+
+
+def _is_freed(node: Any) -> bool:
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                return True
+    return False
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -49,7 +49,7 @@ from .frames import Variable, find
 from .kept import Difference, Kind, Reach, differences, last_name, variable_of
 from .looking import Looking
 from .own_code import attributes_of, directories, module_of, own_names, variables_in
-from .packed_variables import Packing, Unpacking
+from .packed_variables import Packing, Unpacking, without_graph
 from .reachable import MUTABLE
 from .state.script_state import put
 
@@ -454,7 +454,7 @@ def _is_small(value: Any, items: int) -> bool:
     also of deques, sets, arrays and generators.
     """
     if type(value) is torch.Tensor:
-        return value.numel() <= items and not value.requires_grad
+        return value.numel() <= items and not without_graph(value).requires_grad
     if items > MOST_ITEMS:
         if isinstance(value, numpy.ndarray):
             return value.size <= items and not value.dtype.hasobject

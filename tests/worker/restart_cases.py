@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import nn
 from torch.nn import functional
-from training_cases import EPOCHS
+from training_cases import EPOCHS, Points
 from unlike_cases import ended, prepared
 
 from elasticd.worker.run import Run
@@ -252,6 +252,38 @@ def saved_mean_of_an_epoch(run: Run) -> list[Any]:
 class Phase(enum.Enum):
     WARM = "warm"
     MAIN = "main"
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.cell, self.head = nn.LSTM(12, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, hidden: Any) -> tuple[torch.Tensor, Any]:
+        out, hidden = self.cell(x.unsqueeze(1), hidden)
+        return self.head(out[:, 0]), hidden
+
+
+def hidden_state_that_the_next_body_detaches(run: Run) -> list[Any]:
+    """Truncated backpropagation through time: one for the whole loop, and one that each epoch begins anew."""
+    model = Recurrent()
+    raw = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, batches = run.prepare(model, raw, Points(), 5, drop_last=True)
+    kept: Any = None
+    for _ in run.epochs(EPOCHS):
+        hidden: Any = None
+        for x, y in batches:
+            if hidden is not None:
+                hidden = tuple(each.detach() for each in hidden)
+            if kept is not None:
+                kept = kept.detach()
+            out, hidden = model(x, hidden)
+            loss = functional.cross_entropy(out if kept is None else out + 0.1 * kept, y)
+            kept = out
+            loss.backward()
+            optimizer.step()
+    return ended(run, model)
 
 
 def momentum_by_another_name(run: Run) -> list[Any]:

@@ -31,7 +31,13 @@ LOST = {
 }
 
 
-ONE = ["numbers_within_an_epoch", "list_under_two_names", "generators_and_views", "members_and_masks"]
+ONE = [
+    "numbers_within_an_epoch",
+    "list_under_two_names",
+    "generators_and_views",
+    "members_and_masks",
+    "hidden_state_that_the_next_body_detaches",
+]
 
 
 def restarted(directory: Path, case: str) -> list[str]:

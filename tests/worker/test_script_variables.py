@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from elasticd.worker.frames import Variable, find
-from elasticd.worker.packed_variables import Packing
+from elasticd.worker.packed_variables import Packing, without_graph
 from tests.forked import Scripts
 from tests.worker.ranks import Ranks, also, restarted
 
@@ -73,6 +73,17 @@ def test_a_flag_of_the_leader_is_each_workers_own(ranks: Any, tmp_path: Path) ->
     (expected,) = ranks.outcome("variable_cases.flags", ALONE).states
     grown = ranks.train("variable_cases.flags", [[0, [0]], [9, [0, 1, 2]]], checkpoints=str(tmp_path))
     assert set(grown.states) == {expected}
+
+
+def test_a_tensor_loses_its_graph_only_where_no_gradient_can_come_through() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    spent, live = (weight * weight).tanh(), weight + 1.0
+    assert without_graph(spent) is spent
+    (spent * live).sum().backward()
+    assert not without_graph(spent).requires_grad
+    assert without_graph(live) is live, "adding keeps nothing that a backward pass frees"
+    assert without_graph(spent + live).requires_grad
+    assert without_graph(weight) is weight
 
 
 def test_a_copy_of_the_model_with_a_hook_is_not_carried() -> None:
