@@ -25,8 +25,8 @@ difference matters only if samples or gradients differ. `Difference.changed` dis
 
 **Soundness.** Every reported difference is one: a value that is too large is sampled, at places that depend on its own
 size alone; a value that the limits cut off, or that changes while it is read, has no digest. Equal digests prove
-nothing for values that were sampled, for iterators and objects of other libraries that cannot be read (`Reach.opaque`),
-and for values in other processes. Digests depend neither on addresses nor on the hash seed, nor on the device.
+nothing for values that were sampled, for iterators and objects that cannot be read (`Reach.opaque`, `Kind.UNSEEN`), and for
+values in other processes. Objects of libraries are compared as they would be pickled (`Kind.LIBRARY`). Digests depend neither on addresses nor on the hash seed, nor on the device.
 
 No code of the script runs: attributes are read from where Python stores them, without properties, `__getattr__`,
 `__eq__`, `__hash__` or `__repr__`.
