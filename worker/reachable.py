@@ -26,20 +26,13 @@ difference matters only if samples or gradients differ. `Difference.changed` dis
 **Soundness.** Every reported difference is one: a value that is too large is sampled, at places that depend on its own
 size alone; a value that the limits cut off, or that changes while it is read, has no digest. Equal digests prove
 nothing for values that were sampled, for iterators and objects that cannot be read (`Reach.opaque`, `Kind.UNSEEN`), and for
-values in other processes. Objects of libraries are compared as they would be pickled (`Kind.LIBRARY`). Digests depend neither on addresses nor on the hash seed, nor on the device.
+values in other processes. Objects of libraries are compared as they would be pickled (`Kind.LIBRARY`). Digests depend
+neither on addresses nor on the hash seed, nor on the device.
 
 No code of the script runs: attributes are read from where Python stores them, without properties, `__getattr__`,
 `__eq__`, `__hash__` or `__repr__`.
 
-Use by a caller (`looking.Looking` does so for one script)::
-
-    bound = names_bound(loop_frame(frame)) - Sources.of(frame).temporaries()    # where the loop begins
-    begun = look(frame, bound, carried(state))                                  # before the first body, once
-    ...
-    mine = look(frame, bound, carried(state)).since(begun)                      # at a join: on both sides, at the same
-    step
-    found = differences(Reach.of(theirs), mine)                                 # the older worker's first
-    advice.sentences(found, ("s-1.0", "s-1.3"), Sources.of(frame))              # the message
+`looking.Looking` takes these looks for one script, and `advice` makes messages of their differences.
 """
 
 from __future__ import annotations
@@ -84,11 +77,32 @@ from .own_code import (
     variables_of_loop,
 )
 from .sampled import MARSHAL, SAMPLED_ELEMENTS, flattened, sampled, strides
+from .shown import a_kind, counted, eight_bytes, element, key_suffix, short, shown
 from .state.training_state import TrainingState
 from .unpacked import PACKED, Pickled, contents, of_thread
+from .value_kinds import (
+    CHANGING,
+    DENIED_BASES,
+    DESCRIPTORS,
+    FOREIGN,
+    HOOKS,
+    ITERATORS,
+    MUTABLE,
+    NAMED_ITEMS,
+    OF_MODULES,
+    PICKLED,
+    PLAIN,
+    SET_ITERATOR,
+    STDLIB_OBJECTS,
+    attributes_in,
+    is_of,
+    of_member,
+    of_optimizers,
+    of_tensor,
+    options_in,
+    weight,
+)
 
-SHOWN = 48  # characters of a value's text in messages
-NAMED_ITEMS = 32  # items up to which those of a container have names
 WHOLE_ITEMS = 1024  # items up to which a list of other than plain values is read completely
 WHOLE_VALUES = 1 << 18  # items up to which a list of plain values is read completely
 WHOLE_BYTES = 1 << 20  # size up to which a tensor, an array or a text is read completely
@@ -186,51 +200,8 @@ def _is_hidden(name: Any) -> bool:
 
 # -- the walk
 
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _EMPTY: dict[str, Node] = {}
-MUTABLE = (list, dict, set, collections.deque, bytearray, torch.Tensor, torch.nn.Module, numpy.ndarray)
-
-_ITERATORS: tuple[type, ...] = tuple(
-    {
-        *map(type, map(iter, ([], (), "", b"", bytearray(), range(0), range(2**70)))),
-        *map(type, map(iter, ({}.items(), {}.keys(), {}.values()))),
-        *(type(reversed([])), type(reversed({})), type(reversed(range(0))), type(reversed(()))),
-        type(iter(collections.deque[Any]())),
-        *(enumerate, zip, map, filter),
-        *(itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice, itertools.accumulate),
-        *(itertools.product, itertools.permutations, itertools.combinations, itertools.zip_longest),
-        *(itertools.compress, itertools.dropwhile, itertools.takewhile, itertools.starmap, itertools.filterfalse),
-    }
-)
 _PYTHON_S: Callable[[random.Random], Any] = random.Random.getstate
-_SET_ITERATOR = type(iter(set[Any]()))
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_STDLIB_OBJECTS = frozenset(
-    """
-    argparse.Namespace types.SimpleNamespace functools.partial queue.Queue queue.LifoQueue queue.PriorityQueue
-    """.split()  # noqa: SIM905
-)
-_PICKLED = frozenset({"numpy", "pandas", "scipy", "sklearn"})  # packages whose objects scripts change
-_CHANGING = frozenset({"_queue", "dbm", "mmap", "multiprocessing", "shelve", "sqlite3"})  # of Python's modules
-_DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
-_DENIED_BASES = (io.IOBase, BaseException)
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
-_FOREIGN = frozenset(
-    """
-    IPython PIL _pytest absl accelerate aim boto3 botocore click clearml comet_ml cv2 datasets elasticctl elasticd h5py
-    huggingface_hub hydra ipykernel lightning lightning_fabric lmdb loguru matplotlib mlflow neptune omegaconf
-    psutil pyarrow pynvml pytest pytorch_lightning ray requests rich structlog tensorboard tensorboardX tokenizers
-    tqdm transformers triton typer urllib3 wandb zarr zmq
-    """.split()  # noqa: SIM905
-)
-_OF_MODULES = frozenset(vars(torch.nn.Module()))
-_OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})  # attributes of each member of an enum
-
-
-@functools.cache
-def _of_optimizers() -> frozenset[str]:
-    """Attributes of every optimizer. Creating the first one imports torch's compiler, as slow as `import torch` itself."""
-    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"step", "_opt_called", "_step_count"}
 
 
 class _Cut(Exception):
@@ -262,7 +233,7 @@ class _Walk:
 
     def roots(self, roots: Mapping[str, Any]) -> None:
         """Read root values, small ones first: a large dataset must not use up their time."""
-        for name in sorted(roots, key=lambda name: (_weight(roots[name]), name)):
+        for name in sorted(roots, key=lambda name: (weight(roots[name]), name)):
             value = roots[name]
             if issubclass(type(value), types.ModuleType) or name in self.found:
                 continue
@@ -285,7 +256,7 @@ class _Walk:
     def of(self, value: Any, name: str | None, depth: int) -> Node:
         """Return the node of a value. name: its name in messages; None: nested too deeply to have one."""
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return self._plain(value, name)
         try:
             self._count(depth)
@@ -340,7 +311,7 @@ class _Walk:
         return Node(digest, Kind.PLAIN, type(value).__name__, "" if name is None else shown(value))
 
     def _constant(self, kind: type, text: str = "", shown: str = "") -> Node:
-        return Node(self._hash(text.encode(errors="replace")), Kind.OTHER, kind.__name__, _short(shown))
+        return Node(self._hash(text.encode(errors="replace")), Kind.OTHER, kind.__name__, short(shown))
 
     def _inside(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         if id(value) in self._known:
@@ -353,13 +324,13 @@ class _Walk:
         if issubclass(kind, threading.Thread) and top in self._own:
             inner = [(f".{each}", part) for each, part in sorted(of_thread(attributes_of(value, kind)).items())]
             self._note_class(kind)
-            return self._combine(Kind.OBJECT, kind, b"thread", inner, name, depth, _a(kind))
-        if issubclass(kind, (*_DENIED_BASES, threading.Thread)) or top in _FOREIGN:
+            return self._combine(Kind.OBJECT, kind, b"thread", inner, name, depth, a_kind(kind))
+        if issubclass(kind, (*DENIED_BASES, threading.Thread)) or top in FOREIGN:
             return self._not_seen(value, kind, name)
         if top == "torch":
             return self._of_torch(value, kind, name, depth)
         is_python_s = top in sys.stdlib_module_names or top == "builtins"
-        if (is_python_s and full not in _STDLIB_OBJECTS) or top in _PICKLED:
+        if (is_python_s and full not in STDLIB_OBJECTS) or top in PICKLED:
             return self._pickled(value, kind, name, depth)
         if top not in self._own and not attributes_of(value, kind):
             return self._pickled(value, kind, name, depth)
@@ -401,10 +372,10 @@ class _Walk:
             raise
         except Exception:  # an open connection, or an object that contains itself
             node = self._not_seen(value, kind, name)
-            is_unseen = hasattr(kind, "__next__") or module_of(kind).partition(".")[0] in _CHANGING
+            is_unseen = hasattr(kind, "__next__") or module_of(kind).partition(".")[0] in CHANGING
             is_unseen |= module_of(kind).partition(".")[0] not in (*sys.stdlib_module_names, "builtins")
-            return node._replace(kind=Kind.UNSEEN, shown=_a(kind)) if is_unseen else node
-        return Node(int.from_bytes(hashed.digest(), "little") >> 1, Kind.LIBRARY, kind.__name__, _a(kind))
+            return node._replace(kind=Kind.UNSEEN, shown=a_kind(kind)) if is_unseen else node
+        return Node(int.from_bytes(hashed.digest(), "little") >> 1, Kind.LIBRARY, kind.__name__, a_kind(kind))
 
     def _file(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         """Return the node of a file that is read: the position."""
@@ -438,7 +409,7 @@ class _Walk:
         for number, (label, value) in enumerate(parts):
             inner = f"{name}{label}" if named and self._names < self._limits.names else None
             part = self.of(value, inner, depth + 1)
-            digests += (label.encode(errors="replace") if keep else b"", part.type.encode(), _eight(part.digest))
+            digests += (label.encode(errors="replace") if keep else b"", part.type.encode(), eight_bytes(part.digest))
             complete &= part.digest is not None
             if number == 0 and kind is Kind.CONTAINER:
                 shape = part.shape
@@ -452,16 +423,16 @@ class _Walk:
         base = next(each for each in (list, tuple, collections.deque) if issubclass(kind, each))
         items: list[Any] = list(base.__iter__(value))
         own = base if base is not tuple or kind is tuple else kind
-        text = _counted(kind, len(items))
+        text = counted(kind, len(items))
         head = kind.__name__.encode() + len(items).to_bytes(8, "little")
         if kind is collections.deque:
             head += str(value.maxlen).encode()
-        if set(map(type, items)) <= _PLAIN:
+        if set(map(type, items)) <= PLAIN:
             digest = self._hash(head, marshal.dumps(sampled(items, WHOLE_VALUES), MARSHAL))
             if len(items) > NAMED_ITEMS or name is None:
                 return Node(digest, Kind.CONTAINER, own.__name__, text)
             if len(items) <= 4:
-                text = _short(f"{'' if kind in (list, tuple) else kind.__name__}{items!r}")
+                text = short(f"{'' if kind in (list, tuple) else kind.__name__}{items!r}")
         chosen = sampled(items, WHOLE_ITEMS)
         keep = len(items) <= NAMED_ITEMS
         pairs = ((f"[{number}]", item) for number, item in enumerate(chosen))
@@ -470,10 +441,10 @@ class _Walk:
     def _mapping(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         ordered = issubclass(kind, collections.OrderedDict)
         items = list(collections.OrderedDict.items(value) if ordered else dict.items(value))
-        text = _counted(kind, len(items))
+        text = counted(kind, len(items))
         head = kind.__name__.encode() + len(items).to_bytes(8, "little")
         keep = len(items) <= NAMED_ITEMS
-        plain = {type(each) for pair in items for each in pair} <= _PLAIN
+        plain = {type(each) for pair in items for each in pair} <= PLAIN
         if plain and (name is None or not keep):
             whole = [each for pair in sampled(items, WHOLE_VALUES) for each in pair]
             return Node(self._hash(head, marshal.dumps(whole, MARSHAL)), Kind.CONTAINER, kind.__name__, text)
@@ -481,8 +452,8 @@ class _Walk:
         keys = [self.of(key, None, depth + 1) for key, _ in chosen]
         if any(key.digest is None for key in keys):
             raise _Cut("items")
-        head += b"".join(_eight(key.digest) for key in keys)
-        labels = [_key(key) for key, _ in chosen] if keep else [""] * len(chosen)
+        head += b"".join(eight_bytes(key.digest) for key in keys)
+        labels = [key_suffix(key) for key, _ in chosen] if keep else [""] * len(chosen)
         keep = keep and len(set(labels)) == len(labels) and None not in labels
         pairs = ((label or "", item) for label, (_, item) in zip(labels, chosen, strict=True))
         return self._combine(Kind.CONTAINER, kind, head, pairs, name, depth, text, keep)
@@ -492,9 +463,9 @@ class _Walk:
         items = list(base.__iter__(value))
         parts = [self.of(item, None, depth + 1).digest for item in items] if len(items) <= self._limits.items else []
         complete = [part for part in parts if part is not None]
-        digest = self._hash(kind.__name__.encode(), *map(_eight, sorted(complete)), _eight(len(items)))
+        digest = self._hash(kind.__name__.encode(), *map(eight_bytes, sorted(complete)), eight_bytes(len(items)))
         return Node(
-            digest if len(complete) == len(parts) else None, Kind.CONTAINER, kind.__name__, _counted(kind, len(items))
+            digest if len(complete) == len(parts) else None, Kind.CONTAINER, kind.__name__, counted(kind, len(items))
         )
 
     def _object(
@@ -510,7 +481,7 @@ class _Walk:
             and not issubclass(type(inner), types.ModuleType)
             and (only is None or only(inner))
         ]
-        return self._combine(Kind.OBJECT, kind, kind.__qualname__.encode(), attributes, name, depth, _a(kind))
+        return self._combine(Kind.OBJECT, kind, kind.__qualname__.encode(), attributes, name, depth, a_kind(kind))
 
     def _note_class(self, kind: type) -> None:
         for each in mro_of(kind):
@@ -522,9 +493,9 @@ class _Walk:
     def _tensor(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         if kind not in _TENSORS or value.layout is not torch.strided or value.device.type == "meta":
             return self._constant(kind, kind.__qualname__)
-        if attributes := _of_tensor(value):
+        if attributes := of_tensor(value):
             bits = self._bits(value, kind, name)
-            head = b"" if bits.digest is None else _eight(bits.digest)
+            head = b"" if bits.digest is None else eight_bytes(bits.digest)
             node = self._combine(Kind.TENSOR, kind, head, attributes, name, depth, bits.shown)
             return node._replace(shape=bits.shape)
         return self._bits(value, kind, name)
@@ -541,7 +512,7 @@ class _Walk:
         digest = self._hash(str(plain.dtype).encode(), str(shape).encode(), data.data)
         text = ""
         if name is not None:
-            first = _number(small.reshape(-1)[0].item()) if plain.numel() else ""
+            first = element(small.reshape(-1)[0].item()) if plain.numel() else ""
             text = first if plain.numel() == 1 else f"a tensor {list(shape)}" + (f" ({first}, …)" if first else "")
         return Node(digest, Kind.TENSOR, kind.__name__, text, shape)
 
@@ -557,12 +528,12 @@ class _Walk:
         digest = self._hash(str(plain.dtype).encode(), str(shape).encode(), small.tobytes())
         text = ""
         if name is not None:
-            first = _number(small.reshape(-1)[0].item()) if plain.size and plain.dtype.kind in "biufc" else ""
+            first = element(small.reshape(-1)[0].item()) if plain.size and plain.dtype.kind in "biufc" else ""
             text = (
                 first if plain.size == 1 and first else f"an array {list(shape)}" + (f" ({first}, …)" if first else "")
             )
         if attributes := [(f".{each}", part) for each, part in sorted(attributes_of(value, kind).items())]:
-            node = self._combine(Kind.ARRAY, kind, _eight(digest), attributes, name, depth, text)  # such as a mask
+            node = self._combine(Kind.ARRAY, kind, eight_bytes(digest), attributes, name, depth, text)  # such as a mask
             return node._replace(shape=shape)
         return Node(digest, Kind.ARRAY, kind.__name__, text, shape)
 
@@ -605,10 +576,10 @@ class _Walk:
         ]
         if not module_of(kind).startswith("torch."):
             self._note_class(kind)
-            parts += [(f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)]
+            parts += [(f".{label}", part) for label, part in sorted(inner.items()) if not is_of(label, OF_MODULES)]
         else:
-            parts += _options_in(inner)
-        return self._combine(Kind.MODULE, kind, kind.__qualname__.encode(), parts, name, depth, _a(kind))
+            parts += options_in(inner)
+        return self._combine(Kind.MODULE, kind, kind.__qualname__.encode(), parts, name, depth, a_kind(kind))
 
     def _carried(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         """Return the node of an object that the runtime carries: only attributes of the script's own class."""
@@ -617,28 +588,26 @@ class _Walk:
             parts = [(f".{label}", part) for label, part in dict.items(inner.get("_modules") or {}) if part is not None]
             parts = [each for each in parts if id(each[1]) in self._known]
             tensors = [(f".{label}", part) for label, part in dict.items(inner.get("_parameters") or {})]
-            parts += [each for each in tensors if each[1] is not None and _of_tensor(each[1])]
-            for hooks in _HOOKS:
+            parts += [each for each in tensors if each[1] is not None and of_tensor(each[1])]
+            for hooks in HOOKS:
                 parts += [(f".{hooks}[{at}]", hook) for at, hook in enumerate(dict.values(inner.get(hooks) or {}))]
             has_state = kind.get_extra_state is not torch.nn.Module.get_extra_state
             if not module_of(kind).startswith("torch.") and not has_state:
                 self._note_class(kind)
-                parts += [
-                    (f".{label}", part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)
-                ]
+                parts += [(f".{label}", part) for label, part in sorted(inner.items()) if not is_of(label, OF_MODULES)]
             else:
-                parts += _options_in(inner)  # that a schedule may set, such as the rate of dropout
-            return self._combine(Kind.MODEL, kind, b"carried", parts, name, depth, _a(kind))
-        if issubclass(kind, torch.Tensor) and (attributes := _of_tensor(value)):
-            return self._combine(Kind.OBJECT, kind, b"carried", attributes, name, depth, _a(kind))
+                parts += options_in(inner)  # that a schedule may set, such as the rate of dropout
+            return self._combine(Kind.MODEL, kind, b"carried", parts, name, depth, a_kind(kind))
+        if issubclass(kind, torch.Tensor) and (attributes := of_tensor(value)):
+            return self._combine(Kind.OBJECT, kind, b"carried", attributes, name, depth, a_kind(kind))
         if issubclass(kind, torch.optim.Optimizer):
             inner, own = attributes_of(value, kind), not module_of(kind).startswith("torch.")
             parts = [
                 (f".{label}", part)
                 for label, part in sorted(inner.items())
-                if not _is_of(label, _of_optimizers()) and (own or (label[0] != "_" and type(part) in _PLAIN))
+                if not is_of(label, of_optimizers()) and (own or (label[0] != "_" and type(part) in PLAIN))
             ]
-            return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, _a(kind))
+            return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, a_kind(kind))
         return self._constant(kind, "carried")
 
     def _of_torch(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
@@ -649,17 +618,17 @@ class _Walk:
         if issubclass(kind, torch.utils.data.Dataset | torch.utils.data.Sampler):
             return self._object(value, kind, name, depth)._replace(kind=Kind.DATA)
         if issubclass(kind, torch.optim.Optimizer):
-            return self._object(value, kind, name, depth, _of_optimizers() - {"state", "param_groups"})
+            return self._object(value, kind, name, depth, of_optimizers() - {"state", "param_groups"})
         if module_of(kind).startswith("torch.optim"):
-            return self._object(value, kind, name, depth, only=lambda inner: type(inner) in _PLAIN)
+            return self._object(value, kind, name, depth, only=lambda inner: type(inner) in PLAIN)
         if module_of(kind) == "torch.quasirandom" or module_of(kind).startswith("torch.distributions."):
             return self._object(value, kind, name, depth)
         if module_of(kind) == "torch.utils.data.dataloader":
             # A loader is described by its data, an iterator of one by its position.
-            inner = _attributes_in(
+            inner = attributes_in(
                 value, kind, "dataset", "_dataset", "generator", "sampler", "batch_sampler", "_num_yielded"
             )
-            return self._combine(Kind.DATA, kind, b"loader", inner, name, depth, _a(kind))
+            return self._combine(Kind.DATA, kind, b"loader", inner, name, depth, a_kind(kind))
         return self._not_seen(value, kind, name)
 
     def _iterator(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
@@ -673,7 +642,7 @@ class _Walk:
             described = value.__reduce__()
         self._seen[id(described)] = described, None  # kept alive, so that no other object gets its address
         pairs = ((f"[{number}]", each) for number, each in enumerate(described))
-        node = self._combine(Kind.ITERATOR, kind, b"", pairs, None, depth, _short(f"a {kind.__name__}"))
+        node = self._combine(Kind.ITERATOR, kind, b"", pairs, None, depth, short(f"a {kind.__name__}"))
         if node.digest is None and name is not None:
             self.opaque.append(f"{name}: an iterator that cannot be looked into")
         return node
@@ -705,7 +674,7 @@ class _Walk:
         names = code.co_varnames[: code.co_argcount]
         defaults = value.__defaults__ or ()
         both = [*zip(names[len(names) - len(defaults) :], defaults, strict=True), *(value.__kwdefaults__ or {}).items()]
-        parts += [(f"({each})", inner) for each, inner in both if type(inner) not in _PLAIN]
+        parts += [(f"({each})", inner) for each, inner in both if type(inner) not in PLAIN]
         for each, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             try:
                 parts.append((f".{each}", cell.cell_contents))
@@ -732,13 +701,13 @@ class _Walk:
         parts = []
         if issubclass(kind, enum.EnumMeta):
             members = dict(type.__dict__["__dict__"].__get__(value)["_member_map_"])
-            parts = [(f".{each}", member) for each, member in members.items() if _of_member(member)]
+            parts = [(f".{each}", member) for each, member in members.items() if of_member(member)]
             if not parts:
                 return self._constant(kind, head, head)
             return self._combine(Kind.OBJECT, value, head.encode(), parts, name, depth, f"the class {value.__name__}")
         for each, inner in sorted(type.__dict__["__dict__"].__get__(value).items()):
             inner = inner.__func__ if type(inner) in (staticmethod, classmethod) else inner
-            if not each.startswith("__") and each != "_abc_impl" and not issubclass(type(inner), _DESCRIPTORS):
+            if not each.startswith("__") and each != "_abc_impl" and not issubclass(type(inner), DESCRIPTORS):
                 parts.append((f".{each}", inner))
         return self._combine(Kind.OBJECT, value, head.encode(), parts, name, depth, f"the class {value.__name__}")
 
@@ -749,14 +718,14 @@ class _Walk:
             return self._constant(kind, cached.__qualname__)
         held = contents(value, kind)
         self._seen[id(held)] = held, None  # kept alive, so that no other object gets its address
-        node = self._plain(held, name) if type(held) in _PLAIN else self._inside(held, type(held), name, depth)
+        node = self._plain(held, name) if type(held) in PLAIN else self._inside(held, type(held), name, depth)
         if issubclass(kind, io.BytesIO | io.StringIO):
-            node = node._replace(kind=Kind.LIBRARY, shown=_a(kind), parts=_EMPTY)
+            node = node._replace(kind=Kind.LIBRARY, shown=a_kind(kind), parts=_EMPTY)
         return node._replace(type=kind.__name__)
 
     def _enum(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         label = f"{kind.__name__}.{object.__getattribute__(value, '_name_')}"
-        if module_of(kind) in self._own and (own := _of_member(value)):
+        if module_of(kind) in self._own and (own := of_member(value)):
             return self._combine(Kind.PLAIN, kind, label.encode(), own, name, depth, label)
         return Node(self._hash(label.encode()), Kind.PLAIN, kind.__name__, label)
 
@@ -768,14 +737,14 @@ class _Walk:
         """Return the node of a value that its text represents completely."""
         base = next(each for each in _SPELLED if issubclass(kind, each))
         text = base.__repr__(value) if base is not pathlib.PurePath else str(pathlib.PurePath.__str__(value))
-        return Node(self._hash(kind.__name__.encode(), text.encode()), Kind.PLAIN, kind.__name__, _short(text))
+        return Node(self._hash(kind.__name__.encode(), text.encode()), Kind.PLAIN, kind.__name__, short(text))
 
     def _buffer(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         data = memoryview(value).cast("B") if len(value) else memoryview(b"")
         if len(data) > WHOLE_BYTES:
             data = memoryview(bytes(data[:: len(data) // SAMPLED_ELEMENTS]))
-        text = _counted(kind, len(value))
-        return Node(self._hash(_eight(len(value)), data), Kind.ARRAY, kind.__name__, text)
+        text = counted(kind, len(value))
+        return Node(self._hash(eight_bytes(len(value)), data), Kind.ARRAY, kind.__name__, text)
 
     def _derived(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         """Return the node of an instance of a subclass of Python's plain types."""
@@ -812,8 +781,8 @@ _HANDLERS: tuple[tuple[type | tuple[type, ...], _Handler], ...] = (
         (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator),
         _Walk._generator,
     ),
-    (_SET_ITERATOR, _Walk._of_set),
-    (_ITERATORS, _Walk._iterator),
+    (SET_ITERATOR, _Walk._of_set),
+    (ITERATORS, _Walk._iterator),
     (types.GeneratorType, _Walk._own_iterator),
     (types.FunctionType, _Walk._function),
     (types.MethodType, _Walk._method),
@@ -827,101 +796,3 @@ _HANDLERS: tuple[tuple[type | tuple[type, ...], _Handler], ...] = (
     ((int, float, complex, str, bytes), _Walk._derived),
 )
 _INSIDE = Node(0, Kind.OTHER, "again", again=True)  # a value that contains itself
-
-
-def shown(value: Any) -> str:
-    """Return a few words for a plain value."""
-    return _short(repr(value[: 2 * SHOWN] if type(value) in (str, bytes) else value if _is_small(value) else "…"))
-
-
-def _number(value: Any) -> str:
-    """Return the text of a tensor's element, with the digits of a 32-bit float."""
-    return f"{value:.7g}" if type(value) is float else shown(value)
-
-
-def _is_small(value: Any) -> bool:
-    return type(value) is not int or value.bit_length() < 4096  # Python refuses to print larger integers
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
-
-
-def _a(kind: type) -> str:
-    name = kind.__name__
-    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
-
-
-def _counted(kind: type, count: int) -> str:
-    return f"{'an' if kind.__name__[:1] in 'aeiouAEIOU' else 'a'} {kind.__name__} of {count}"
-
-
-def _eight(digest: int | None) -> bytes:
-    return b"" if digest is None else digest.to_bytes(8, "little")
-
-
-def _key(key: Any) -> str | None:
-    """Return the suffix that a key adds to the name of its mapping."""
-    if type(key) is str and len(key) <= SHOWN:
-        return f"[{key!r}]"
-    return f"[{shown(key)}]" if type(key) in (int, bool) else None
-
-
-def _attributes_in(value: Any, kind: type, *names: str) -> list[tuple[str, Any]]:
-    """Return those of these attributes that exist, in this order."""
-    inner = attributes_of(value, kind)
-    return [(f".{name}", inner[name]) for name in names if name in inner]
-
-
-def _options_in(inner: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the options of one of torch's modules: attributes with plain values, and functions bound to it, such as another
-    `forward`.
-    """
-    options = [(label, part) for label, part in sorted(inner.items()) if not _is_of(label, _OF_MODULES)]
-    kinds = (*_PLAIN, *_FUNCTIONS)
-    return [
-        (f".{label}", part)
-        for label, part in options
-        if type(part) in kinds or (not label.startswith("_") and (issubclass(type(part), MUTABLE) or _is_state(part)))
-    ]
-
-
-def _is_state(value: Any) -> bool:
-    """Return whether a value is a tuple of other than plain values, such as an LSTM's hidden state; not a kernel's size."""
-    return type(value) is tuple and not {type(each) for each in value} <= _PLAIN
-
-
-def _of_tensor(value: Any) -> list[tuple[str, Any]]:
-    """Return the attributes that a script has given to a tensor."""
-    inner = torch.Tensor.__dict__["__dict__"].__get__(value)
-    kinds = (*_PLAIN, *MUTABLE)  # behind an underscore: others are of torch and its libraries
-    return [
-        (f".{name}", part)
-        for name, part in sorted(inner.items())
-        if not name.startswith("_") or (not name.startswith("__") and isinstance(part, kinds))
-    ]
-
-
-def _of_member(member: Any) -> list[tuple[str, Any]]:
-    """Return the attributes that a script has given to a member of an enum."""
-    return [(f".{name}", part) for name, part in sorted(vars(member).items()) if name not in _OF_MEMBERS]
-
-
-def _is_of(label: str, names: Collection[str]) -> bool:
-    return label in names or label.startswith("__")
-
-
-def _weight(value: Any) -> int:
-    """Return the sort key of a root: plain values first, then cheap ones, then objects, then containers."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return 0
-    if issubclass(kind, torch.Generator | random.Random | numpy.random.Generator | numpy.random.RandomState):
-        return 1
-    if issubclass(kind, torch.Tensor | numpy.ndarray | numpy.generic):
-        return 2
-    if issubclass(kind, type | types.FunctionType):
-        return 3
-    if issubclass(kind, list | tuple | dict | set | frozenset | collections.deque):
-        return 4 if len(value) <= NAMED_ITEMS else 6
-    return 5

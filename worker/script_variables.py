@@ -50,8 +50,8 @@ from .kept import Difference, Kind, Reach, differences, last_name, variable_of
 from .looking import Looking
 from .own_code import attributes_of, directories, module_of, own_names, variables_in
 from .packed_variables import Packing, Unpacking, without_graph
-from .reachable import MUTABLE
 from .state.script_state import put
+from .value_kinds import MUTABLE
 
 PASSES = 3  # that are looked at whatever it costs; later ones if the time since the last look is `SHARE_OF_EPOCH` looks
 _KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GENERATOR, Kind.MODULE})
