@@ -56,8 +56,8 @@ def begin_anew(places: Mapping[str, str]) -> str:
     """Return a clause on values that depend on the earlier loop bodies of a pass, by name and line, with the remedy."""
     names = ", ".join(f"{name} ({place})" for name, place in list(places.items())[:TOLD])
     return (
-        f"what depends on earlier loop bodies begins anew: {names} (count by run.steps_done, take by it what stands beside the "
-        "batches, and keep other values by run.state(…))"
+        f"what depends on earlier loop bodies begins anew: {names} (count by run.steps_done or the epoch, take by it what stands "
+        "beside the batches or epochs, and keep other values by run.state(…))"
     )
 
 
@@ -202,7 +202,9 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         return f"keep with the job what the generator computes, in place of it: state = run.state({key}=...)"
     if re.match(r"\w+\.param_groups\b", difference.name):
         return f"give it to prepare(), and what it trains within the model: run.prepare(model, (optimizer, {root}), …)"
-    if node.kind is Kind.LIBRARY:
+    if node.kind is Kind.LIBRARY or any(
+        part.kind is Kind.OBJECT for part in node.parts.values() if node.kind is Kind.CONTAINER
+    ):
         return f"keep the numbers and arrays that it contains with the job, and make it from them: state = run.state({key}=...)"
     if node.kind is Kind.ITERATOR:
         return (

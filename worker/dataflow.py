@@ -185,7 +185,7 @@ class DataFlow:
             case ast.Return(value=value) if value is not None:
                 self._returns[scope.node].append(Change((value,), scope, tests, False, False))
                 self._items[scope.node].append(value.elts if isinstance(value, ast.Tuple) else ())
-            case ast.Break() | ast.Return() if any(_is_epochs(each) for each in tests):
+            case ast.Break() | ast.Return() if any(is_epochs(each) for each in tests):
                 self._leaves.append(Change((), scope, tests, False, False))
             case ast.If(test=test) | ast.While(test=test):
                 tests = (*tests, test)
@@ -570,7 +570,7 @@ def _is_run(node: ast.expr) -> bool:
     return (isinstance(node, ast.Name) and node.id == "run") or (isinstance(node, ast.Attribute) and node.attr == "run")
 
 
-def _is_epochs(node: ast.expr) -> bool:
+def is_epochs(node: ast.AST) -> bool:
     """Return whether the expression is `run.epochs(…)`, in the header of the loop over epochs."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "epochs"
 

@@ -137,8 +137,8 @@ class Looking:
         self, frame: FrameType | None, compared: Reach, in_pass: bool, carried: Collection[str]
     ) -> dict[str, str]:
         """Return the variables without a value to compare that a process which goes on from a checkpoint does not have, and on
-        which, by the source, the gradient depends, each with the line: positions of progress bars, and, with in_pass, what
-        earlier bodies of the present pass over the batches have left (`Slice.left_in_pass`).
+        which, by the source, the gradient depends, each with the line: positions of progress bars, numbers of epochs, and, with
+        in_pass, what earlier bodies of the present pass over the batches have left (`Slice.left_in_pass`).
 
         frame: as for `collected`. compared: a look with the values that are compared one by one. carried: as in
         `Slice.left_in_pass`.
@@ -146,7 +146,7 @@ class Looking:
         if (inner := loop_frame(frame)) is None or (sliced := self._sliced()) is None:
             return {}
         source = Source.read(inner.f_code.co_filename)
-        found = sliced.positions_of_bars()
+        found = [*sliced.positions_of_bars(), *sliced.counted_epochs()]
         headers = [line for file, line in self._places if file == inner.f_code.co_filename]
         for line in headers if source is not None and in_pass else ():
             package = __name__.partition(".")[0]

@@ -675,6 +675,7 @@ class _Walk:
         defaults = value.__defaults__ or ()
         both = [*zip(names[len(names) - len(defaults) :], defaults, strict=True), *(value.__kwdefaults__ or {}).items()]
         parts += [(f"({each})", inner) for each, inner in both if type(inner) not in PLAIN]
+        text = f"{head}{[inner for _, inner in both if type(inner) in PLAIN]!r}"
         for each, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             try:
                 parts.append((f".{each}", cell.cell_contents))
@@ -683,8 +684,10 @@ class _Walk:
         if decorated is not None:
             parts.append(("", decorated))
         if not parts:
-            return self._constant(kind, head, head)
-        node = self._combine(Kind.OBJECT, kind, head.encode(), parts, name, depth, f"{value.__name__}()")
+            return self._constant(kind, text, head)
+        node = self._combine(
+            Kind.OBJECT, kind, text.encode(errors="replace"), parts, name, depth, f"{value.__name__}()"
+        )
         return node._replace(type=function_type(code.co_qualname))
 
     def _builtin(self, value: Any, kind: type, name: str | None, depth: int) -> Node:

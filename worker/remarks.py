@@ -110,8 +110,9 @@ class Remarks:
         self._tell(
             found,
             lambda found, names: (
-                f"the job goes on from a checkpoint without what its script has kept in {looking.places(found[:NAMED])}. By the "
-                f"script's source, nothing that is trained or saved depends on that; run.local({names}) says so"
+                f"the job goes on from a checkpoint without what its script has kept in {looking.places(found[:NAMED])}. As far "
+                "as the source shows, nothing that is trained or saved depends on that. If something does, keep it by "
+                f"run.state(…), otherwise run.local({names}) says so"
             ),
         )
 

@@ -104,6 +104,7 @@ class ScriptVariables:
         # Of the variables to carry, and of those of functions between the loops, where the present pass began
         self._texts: dict[str, bytes | None] = {}
         self._coming: tuple[int, Values] | None = None  # values for the pass over this epoch
+        self._taken: Values = {}  # received values that were set in the present pass
         self._from_one: frozenset[str] = frozenset()  # variables of `give_alone` in the checkpoint
         self.restored: frozenset[str] = frozenset()  # last names (`kept.last_name`) of those of them that were set
 
@@ -115,6 +116,8 @@ class ScriptVariables:
     def epoch_begins(self, epoch: int) -> None:
         """Begin the epoch: its code before the batches has the variables of the received state, as they were there."""
         if self._coming is not None and self._coming[0] <= epoch:
+            if self._coming[0] < epoch:  # code between the epochs found the present values
+                self._coming = epoch, {name: [how, packed, None] for name, (how, packed, _) in self._coming[1].items()}
             self._bind(self._coming[1], self._present_of(self._coming[1]), at_begin=True)
         elif self._passes and self._affords_look():
             self._look()
@@ -126,6 +129,7 @@ class ScriptVariables:
 
     def pass_begins(self, epoch: int) -> None:
         """Begin the pass over an epoch's batches, after `Looking.first_batches`."""
+        self._taken = {}
         if self._coming is not None and self._coming[0] <= epoch:
             self._set(self._coming[1])
         self._in_pass = True
@@ -207,9 +211,13 @@ class ScriptVariables:
             for attribute, inner in attributes_of(value, kind).items():
                 yield f"{name}.{attribute}", Variable(value, attribute, inner)
 
+    def bodies_shown(self) -> None:
+        """Undo what loop bodies have changed that have run again for the names they bind (`Stepping.show`)."""
+        self._set({name: each for name, each in self._taken.items() if type(each[0]) is not int})
+
     def pass_ends(self) -> None:
         """Take note that the script's code between two epochs begins."""
-        self._in_pass, self._begun = False, None
+        self._in_pass, self._begun, self._taken = False, None, {}
 
     def loop_ends(self) -> None:
         """Take note that the loop has ended, also without a pass after a checkpoint was loaded."""
@@ -222,6 +230,8 @@ class ScriptVariables:
 
         looks: look now in this case.
         """
+        if self._coming is not None:  # received, and not set yet
+            return {name: each for name, each in self._coming[1].items() if name not in self._from_one}
         if not self._in_pass or (self._begun is None and not looks):
             return None
         kept = self._note(self._look())
@@ -236,6 +246,8 @@ class ScriptVariables:
 
         given: the values that `give` has returned before.
         """
+        if self.alone and self._coming is not None:
+            return {name: each for name, each in self._coming[1].items() if name in self._from_one}
         if not self.alone or not self._in_pass:
             return None
         begun, texts = self._texts, self._texts_now()
@@ -313,7 +325,7 @@ class ScriptVariables:
 
     def _set(self, values: Values) -> None:
         """Set the variables; where code at the epoch's beginning has changed some, also what it has made of them."""
-        self._coming = None
+        self._coming, self._taken = None, values
         packing, present = self._packing(), self._present_of(values)
         before = [packing.text(variable) for _, variable in present]
         self._bind(values, present)

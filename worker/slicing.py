@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .dataflow import Change, DataFlow, Key, Read, Scope, module_of_scope
+from .dataflow import Change, DataFlow, Key, Read, Scope, is_epochs, module_of_scope
 from .kept import Difference, Kind, is_function_type, path_of_function
 from .liveness import read_first, target_names
 from .syntax import called_name, children, parameters, stored_names, walk
@@ -183,6 +183,21 @@ class Slice(DataFlow):
             elif is_left and own and key.last_name not in carried:
                 found[key] = module_of_scope(own[0].scope), own[0].line
         return [(key, *place) for key, place in found.items()]
+
+    def counted_epochs(self) -> list[tuple[Key, ast.AST, int]]:
+        """Return the variables that the header of the loop over epochs counts, or takes beside the epochs, as `left_in_pass`
+        returns keys: a process that begins in a later epoch begins them anew.
+        """
+        found = []
+        for loop, scope in self._loops:
+            calls = [each for each in walk(loop.iter) if is_epochs(each)] if isinstance(loop, ast.For) else []
+            for name in counted_by(
+                loop, [each.id for one in calls for each in walk(one) if isinstance(each, ast.Name)]
+            ):
+                key = scope.key(name)
+                if calls and any(key in each for each in self._every):
+                    found.append((key, module_of_scope(scope), loop.lineno))
+        return found
 
     def _loop_at(self, module: ast.AST, line: int) -> tuple[ast.For | ast.While, Scope] | None:
         """Return the loop over batches whose header is on this line, or which takes batches by `next()` from an iterator that is

@@ -454,6 +454,8 @@ class Trainer:
             done = self.held.next_step
             for step in range(max(done - len(self.recipe.updates.names), 0), done):
                 yield from self.stepping.show(step)
+            if self._variables is not None:
+                self._variables.bodies_shown()
         self._epoch_is_read()
 
     def _begin_reading(self) -> None:

@@ -13,7 +13,7 @@ from tests.worker.ranks import also
 from tests.worker.turns import EPOCHS, STEPS, WHOLE, Play
 
 
-@pytest.fixture(scope="module", params=["Ordinary", "Lbfgs"], ids=["SGD", "LBFGS"])
+@pytest.fixture(scope="module", params=["Ordinary", "Lbfgs", "Keeping"], ids=["SGD", "LBFGS", "own variables"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -130,6 +130,31 @@ class Lbfgs(Ordinary):
     lbfgs = True
 
 
+class Keeping(Turns):
+    """Keeps variables of its own, which loop bodies change; some are begun anew in each epoch."""
+
+    def _script(self, run: Run) -> dict[str, Any]:
+        torch.manual_seed(1)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = torch.randn(STEPS * 8, 3), torch.randn(STEPS * 8, 1)
+        model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
+        scale, losses, ended = 1.0, [1.0], []
+        for epoch in run.epochs(EPOCHS):
+            total = 0.0
+            for x, y in batches:
+                loss = nn.functional.mse_loss(model(x), y)
+                (loss * scale / (1.0 + total + losses[-1])).backward()
+                optimizer.step()
+                scale = max(0.3, 0.98 * scale)
+                total += float(x.abs().mean())
+                losses.append(loss.item())
+            ended.append(epoch)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (1.0 + total)
+        return {"ended": ended, "steps": run.steps_done, "scale": scale, "losses": losses, **model.state_dict()}
+
+
 class Reads(Turns):
     """Records the script's readings of the last step."""
 
@@ -163,7 +188,7 @@ class Reads(Turns):
         return dict(model.state_dict())
 
 
-KINDS: dict[str, type[Turns]] = {kind.__name__: kind for kind in (Ordinary, Lbfgs, Reads)}
+KINDS: dict[str, type[Turns]] = {kind.__name__: kind for kind in (Ordinary, Lbfgs, Keeping, Reads)}
 
 
 class Play:

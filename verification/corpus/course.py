@@ -66,6 +66,7 @@ _STORIES = (
     Story("edges", 2, (Act(8, 1), Act(16, 3))),
     # Never two workers at a time: only a checkpoint of the middle of an epoch can show what the script has lost
     Story("preempted", 1, (Act(5, 1, preempts=True), Act(12, 1, preempts=True), Act(21, 1, preempts=True))),
+    Story("preempted-edges", 1, (Act(7, 1, preempts=True), Act(15, 1, preempts=True), Act(23, 1, preempts=True))),
 )
 STORIES = {story.name: story for story in _STORIES}
 ALONE = Story("1", 1)

@@ -19,8 +19,8 @@ HEAD = """# The corpus of training scripts
 Small training scripts, each for one idiom of public training code, run by `make verify-corpus`. Each script trains with one
 worker throughout, and then through resizes: 1 → 3 workers in the middle of an epoch, the oldest worker killed, 2 workers at an
 epoch's edge, 3 in a later epoch; two workers from the start; resized at epochs' edges; one worker, preempted three times in the
-middle of epochs. Everything that `run.save` has written, and each worker's final model, is compared bit for bit. The scripts are
-in `verification/corpus/scripts`; each script's message is in `out/corpus.json`.
+middle of epochs, and three times at their edges. Everything that `run.save` has written, and each worker's final model, is
+compared bit for bit. The scripts are in `verification/corpus/scripts`; each script's message is in `out/corpus.json`.
 
 | verdict | meaning |
 | --- | --- |

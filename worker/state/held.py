@@ -318,7 +318,8 @@ class HeldState:
         for description, tensor in zip(header["tensors"], tensors, strict=True):
             if tensor.data_ptr() in staged:
                 description[3] = "device"
-        seen = {} if SCRIPT in header else {SCRIPT: self.looks()}
+        was = self.script_was  # of a checkpoint, with variables that are not set yet
+        seen = {} if SCRIPT in header else {SCRIPT: self.looks() if was is None else was}
         given = {**self.to_give(header), **seen, KEYS: self.parts.keys()}
         given |= {ALONE: header[ALONE]} if ALONE in header else self._alone(given.get(VARIABLES, {}))
         self._writer.save(save, given, tensors, mutable=self.parts.changing(tensors))
