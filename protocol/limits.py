@@ -36,5 +36,6 @@ MAX_SNAPSHOT_FILES = 20_000
 SNAPSHOT_PART_BYTES = 512 << 10  # below the limits of a client's request and of a record of etcd
 MAX_NOTE = 2000  # characters of a worker's note
 MAX_STRAGGLERS = 32  # that one status reports
+STRAGGLER_FALSE_ALARMS = 1e-6  # per sample of a sound worker, at the most (`worker.training.stragglers`)
 MAX_PACES = 1024  # the same
 MOST_PACE = 1000.0  # how many times longer than another one a worker may count as taking

@@ -628,6 +628,10 @@ class Straggler(Value, frozen=True, kw_only=True):
     since_s: float  # Unix time
     samples: int  # measurements in which it was slower, before it was reported; each of one step, or of 50 ms
     hosts: int  # virtual workers that it hosts now
+    # Rate of steps, as a part of the rate with sound workers in place of this and all slower ones; 1: not proved to be less.
+    kept: float = 1.0
+    # How many times more steps there would be without this and all slower ones; 1: not proved to be more.
+    without: float = 1.0
 
 
 class WorkerStatus(Value, frozen=True, kw_only=True):

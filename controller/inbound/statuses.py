@@ -163,7 +163,8 @@ def _steady_fits(steady: Steady) -> bool:
 def _stragglers_fit(status: WorkerStatus) -> bool:
     return len(status.stragglers) <= MAX_STRAGGLERS and all(
         len(one.worker) <= MAX_NAME
-        and all(map(_within, (one.slowdown, one.samples, one.hosts)))
+        and all(map(_within, (one.slowdown, one.samples, one.hosts, one.without)))
+        and 0.0 < one.kept <= 1.0 <= one.without
         and _within(one.since_s, MAX_COUNT)
         for one in status.stragglers
     )

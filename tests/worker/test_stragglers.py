@@ -353,6 +353,92 @@ def test_workers_without_room_are_reported_and_keep_their_virtual_workers() -> N
     assert (evidence.worker, evidence.hosts) == (FOURTH, 1)
 
 
+# ---------------------------------------------------------------------------- where another hosting is not enough
+
+
+@pytest.mark.parametrize("noise", ["none", "a tenth", "rare pauses"])
+def test_what_a_slow_worker_costs_is_measured_beside_what_steps_would_take_without_it(noise: str) -> None:
+    job = Job(4, 12, 20, noise)
+    job.exchange_s = 0.05  # one virtual worker's time
+    job.run(50)
+    job.speeds[1] = 8.0
+    job.run(400)
+    assert job.sizes[1] == 1
+    (found,) = job.stragglers.slow()  # steps take 8 + 1; 3 + 1 with a sound worker; 4 + 1 without it
+    error = 0.02 if noise == "none" else 0.2  # a step waits for the latest of all
+    assert found.kept == pytest.approx(4.0 / 9.0, rel=error)
+    assert found.without == pytest.approx(9.0 / 5.0, rel=error)
+
+
+def test_a_slow_worker_that_helps_all_the_same_costs_and_does_no_harm() -> None:
+    job = Job(4, 16, 21, "a tenth")
+    job.speeds[2] = 2.0
+    job.run(400)
+    (found,) = job.stragglers.slow()  # 5 with the hosting that it has; 4 with a sound worker; 6 without it
+    assert found.kept == pytest.approx(0.8, rel=0.1)
+    assert found.without == 1.0
+
+
+def test_an_answer_needs_as_many_samples_as_the_worker_itself_and_those_of_one_hosting() -> None:
+    job = Job(4, 4, 22)
+    job.run(60)
+    job.speeds[3] = 4.0
+    steps = 0
+    while not (slow := job.stragglers.slow()):
+        job.step()
+    while slow[0].kept == 1.0:
+        job.step()
+        steps, slow = steps + 1, job.stragglers.slow()
+    assert steps == 22
+    assert (slow[0].kept, slow[0].without) == (pytest.approx(0.25, rel=0.1), pytest.approx(2.0, rel=0.1))
+    job.stragglers.enter(roster(2, *job.names))
+    assert [(each.kept, each.without) for each in job.stragglers.slow()] == [(1.0, 1.0)]
+
+
+def test_two_equally_slow_workers_count_together() -> None:
+    """With one of them replaced steps would take as long as before."""
+    job = Job(4, 4, 23)
+    job.speeds[0] = job.speeds[2] = 4.0
+    job.run(200)
+    slow = job.stragglers.slow()
+    assert len(slow) == 2
+    assert all(each.kept == pytest.approx(0.25, rel=0.1) for each in slow)
+    assert all(each.without == pytest.approx(2.0, rel=0.1) for each in slow)
+
+
+def test_a_recovered_worker_has_no_answer() -> None:
+    job = Job(4, 4, 24, "a tenth")
+    job.speeds[3] = 4.0
+    job.run(200)
+    job.speeds[3] = 1.0
+    job.run(200)
+    assert job.stragglers.slow() == ()
+    job.speeds[3] = 4.0
+    while not (slow := job.stragglers.slow()):
+        job.step()
+    assert (slow[0].kept, slow[0].without) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("noise", ["a half", "heavy tail", "two speeds"])
+def test_noise_raises_no_answer_for_a_slow_worker_that_costs_little(noise: str) -> None:
+    """A long exchange hides its slowness: 3 % of a step in the median."""
+    job = Job(4, 4, 25, noise)
+    job.exchange_s = 4.5
+    job.speeds[1] = 4.0
+    for _ in range(20_000):
+        job.step()
+        assert all((each.kept, each.without) == (1.0, 1.0) for each in job.stragglers.slow())
+    assert job.stragglers.slow()
+
+
+def test_an_hour_of_noise_raises_no_answer() -> None:
+    job = Job(4, 16, 26, "a half")
+    began = job.now
+    while job.now < began + 3600.0:
+        job.step()
+        assert job.stragglers.slow() == ()
+
+
 def test_constants_are_those_of_the_proof() -> None:
     hits = 0
     cusum = Cusum()

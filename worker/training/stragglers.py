@@ -19,7 +19,9 @@ of the other workers.
 
 *The test* (Page's CUSUM for a coin; Lorden 1971). In each sample it is noted whether the worker's pace is more than
 `MARGIN` times its reference, and its part as a whole more than `MARGIN` times the others': a worker that hosts fewer
-virtual workers seems slow as long as the fixed part of a step is unknown, and no step waits for it. The hypothesis is
+virtual workers seems slow as long as the fixed part of a step is unknown, and no step waits for it. (Likewise one that
+hosts more seems fast; one that hosts as many as the others may have nothing to get back, and its pace alone counts.)
+The hypothesis is
 that this has a chance of at most one half, whatever has happened before: the median of the ratio is at most `MARGIN`. The
 shape of the noise does not matter. A score gains `GAIN_HIT`
 with a hit, loses `LOSS_MISS` otherwise, and never falls below zero. Both are log-likelihood ratios of a coin of chance
@@ -33,6 +35,14 @@ hosting that is fastest under all factors (`hosting.balanced`), if a step is to 
 committed in band, like a generation. A recovered worker's factor becomes 1 again, and it gets its virtual workers back.
 A worker that becomes slow again after a recovery has to prove the next one for longer (`RELAPSES`), so that no hosting
 flaps.
+
+*Where that is not enough* (EDL removes the worker): a slow worker keeps at least one virtual worker. So two more tests of
+the same kind follow, of the samples since the hosting last changed. Are steps more than `WORTH` times as long as they
+would be with a sound worker in its place, and as they would be without it? The times of the other workers in the same
+sample tell both, for the hosting that would follow, so that noise of the others is on both sides. The rest of a step (the
+exchange, the update) is assumed to stay as it is. The leader reports a proved answer (`Straggler.kept`, `without`), and
+the controller acts (`controller.reconcile.slow_gpus`). Of several slow workers the slower ones count as gone too, since
+one of two equally slow workers alone changes nothing.
 
 *Part of a step is fixed* (zeroing gradients, a reader's start), however many virtual workers a worker hosts. How much
 follows from the times before and after a change of hosting; without it a straggler with few virtual workers would look
@@ -48,19 +58,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import add
 from statistics import median
 
-from ...protocol.limits import MAX_PACES, MAX_STRAGGLERS
+from ...protocol.limits import MAX_PACES, MAX_STRAGGLERS, STRAGGLER_FALSE_ALARMS
 from ...protocol.model import Roster, Straggler, WorkerId
-from ..hosting import balanced
+from ..hosting import assign, balanced
 
 SAMPLE_S = 0.05
 SAMPLES_KEPT = 64
 UNSETTLED_STEPS = 2  # of a new hosting: words bring the times of the step before, and the first step is slower
 MARGIN = 1.2
-FALSE_ALARMS = 1e-6  # per sample, worker and direction, at the most
+FALSE_ALARMS = STRAGGLER_FALSE_ALARMS  # per sample, worker and direction (or answer), at the most
 CHANCE_IF_SLOW = 0.95
 GAIN_HIT = math.log(CHANCE_IF_SLOW / 0.5)
 LOSS_MISS = -math.log((1.0 - CHANCE_IF_SLOW) / 0.5)
@@ -113,6 +123,15 @@ class _Worker:
     samples: int = 0  # of the alarm
     has_recovered: bool = False
     relapses: int = 0
+    costs: Cusum = field(default_factory=Cusum)  # whether steps would be shorter with a sound worker in its place
+    harms: Cusum = field(default_factory=Cusum)  # whether they would be shorter without it
+    kept: float = 1.0  # `Straggler.kept`, without what slower workers cost
+    without: float = 1.0
+
+    def forget_answers(self) -> None:
+        self.costs.reset()
+        self.harms.reset()
+        self.kept = self.without = 1.0
 
 
 class Stragglers:
@@ -125,6 +144,7 @@ class Stragglers:
         self._workers: dict[WorkerId, _Worker] = {}  # of the present generation, by rank
         self._ids: tuple[WorkerId, ...] = ()
         self._ranges: tuple[range, ...] = ()
+        self._as_many: list[bool] = []  # by rank: it hosts as many virtual workers as the others do in the median
         self._fixed = 0.0  # part of a step that does not depend on the hosting, in virtual workers' times
         self._before: tuple[tuple[range, ...], list[float]] | None = None  # hosting and times before the last change
         self.wanted: tuple[int, ...] = ()  # hosting that the leader should ask for; empty: the present one
@@ -132,7 +152,8 @@ class Stragglers:
         self._sums: list[int] = []  # of the sample that is not complete
         self._steps = 0
         self._sampled_at: float | None = None  # the end of the last sample
-        self._samples: deque[tuple[list[float], float]] = deque(maxlen=SAMPLES_KEPT)  # own times and exchange's, in us
+        # Own times, the exchange's and the whole step's, in us.
+        self._samples: deque[tuple[list[float], float, float]] = deque(maxlen=SAMPLES_KEPT)
         self._unsettled = 0
 
     def enter(self, roster: Roster) -> None:
@@ -154,8 +175,11 @@ class Stragglers:
         settled = len(self._samples) >= FIXED_SAMPLES
         self._before = (self._ranges, self._own_times()) if settled and self._ranges else None
         self._ranges = ranges
+        sizes = list(map(len, ranges))
+        self._as_many = [size == others for size, others in zip(sizes, _of_others(sizes), strict=True)]
         self._samples.clear()
         self._begin_sample()
+        self._forget_answers()
         self._unsettled = UNSETTLED_STEPS
         self._decide()
 
@@ -177,12 +201,25 @@ class Stragglers:
     def slow(self) -> tuple[Straggler, ...]:
         """Return the slow workers, the slowest first."""
         hosted = [len(each) for each in self._ranges] or [0] * len(self._ids)
-        found = [
-            Straggler(worker=name, slowdown=slowdown, since_s=worker.since, samples=worker.samples, hosts=hosts)
-            for (name, worker), slowdown, hosts in zip(self._workers.items(), self._slowdowns(), hosted, strict=True)
-            if worker.since is not None
-        ]
-        return tuple(sorted(found, key=lambda each: -each.slowdown)[:MAX_STRAGGLERS])
+        slowdowns, found = self._slowdowns(), list[Straggler]()
+        kept, without = 1.0, 1.0
+        for rank in reversed(self._slow_ranks()):
+            name = self._ids[rank]
+            worker = self._workers[name]
+            kept, without = min(kept, worker.kept), max(without, worker.without)
+            assert worker.since is not None
+            found.append(
+                Straggler(
+                    worker=name,
+                    slowdown=slowdowns[rank],
+                    since_s=worker.since,
+                    samples=worker.samples,
+                    hosts=hosted[rank],
+                    kept=kept,
+                    without=without,
+                )
+            )
+        return tuple(reversed(found))[:MAX_STRAGGLERS]
 
     @property
     def paces(self) -> dict[WorkerId, float]:
@@ -193,7 +230,7 @@ class Stragglers:
     @property
     def exchange_s(self) -> float:
         """Median time of a step's exchange, without waiting for slower workers; 0: unknown."""
-        return median(exchange for _, exchange in self._samples) * 1e-6 if self._samples else 0.0
+        return median(exchange for _, exchange, _ in self._samples) * 1e-6 if self._samples else 0.0
 
     # -- one sample
 
@@ -203,15 +240,22 @@ class Stragglers:
     def _reset(self) -> None:
         self._samples.clear()
         self._begin_sample()
+        self._forget_answers()
         for worker in self._workers.values():
             worker.slower.reset()
             worker.faster.reset()
 
+    def _forget_answers(self) -> None:
+        for worker in self._workers.values():
+            worker.forget_answers()
+
     def _sampled(self, now: float) -> None:
-        steps = self._steps
+        steps, began = self._steps, self._sampled_at
+        assert began is not None
+        took = (now - began) * 1e6 / steps
         own = [(each >> WAIT_BITS) / steps for each in self._sums]
         exchange = min(each & ((1 << WAIT_BITS) - 1) for each in self._sums) / steps
-        self._samples.append((own, exchange))
+        self._samples.append((own, exchange, took))
         self._sums, self._steps, self._sampled_at = [], 0, now
         if not all(self._ranges):
             return
@@ -221,14 +265,16 @@ class Stragglers:
         paces = self._paces(own)
         references, parts = _of_others(paces), _of_others(own)
         alarm = False
-        for worker, pace, reference, part, others in zip(
-            self._workers.values(), paces, references, own, parts, strict=True
+        for worker, pace, reference, part, others, as_many in zip(
+            self._workers.values(), paces, references, own, parts, self._as_many, strict=True
         ):
             worker.slower.add(pace > MARGIN * reference and part > MARGIN * others)
-            worker.faster.add(MARGIN * pace < reference and MARGIN * part < others)
+            worker.faster.add(MARGIN * pace < reference and (as_many or MARGIN * part < others))
             alarm |= worker.slower.reached() or worker.faster.reached(1 + worker.relapses)
         if alarm:
             self._correct(now)
+        elif not self.wanted and self._before is None:
+            self._weigh(own, took)
 
     def _paces(self, own: Sequence[float]) -> list[float]:
         """Return each worker's time per virtual worker, as it would be if all were as fast as usual."""
@@ -239,7 +285,7 @@ class Stragglers:
 
     def _own_times(self) -> list[float]:
         last = list(self._samples)[-FIXED_SAMPLES:]
-        return [median(times) for times in zip(*(own for own, _ in last), strict=True)]
+        return [median(times) for times in zip(*(own for own, _, _ in last), strict=True)]
 
     # -- an alarm
 
@@ -266,6 +312,7 @@ class Stragglers:
             factor = worker.factor * ratio
             worker.factor = factor if not 1.0 / MARGIN < factor < MARGIN else 1.0
             worker.samples = samples
+        self._forget_answers()
         self._judge(now)
         self._decide()
 
@@ -280,7 +327,7 @@ class Stragglers:
     def _ratio(self, rank: int, samples: int) -> float:
         """Return the median of a worker's pace to its reference, over the last samples, under the present factors."""
         found = []
-        for own, _ in list(self._samples)[-samples:]:
+        for own, _, _ in list(self._samples)[-samples:]:
             paces = self._paces(own)
             reference = _of_others(paces)[rank]
             if reference > 0.0:
@@ -311,6 +358,61 @@ class Stragglers:
             else:
                 worker.since, worker.has_recovered = None, True
                 self.news = f"{name} is as fast as the others again (median of {worker.samples} samples)"
+
+    # -- where another hosting is not enough
+
+    def _slow_ranks(self) -> list[int]:
+        """Return the ranks of the slow workers, the slowest first."""
+        slowdowns = self._slowdowns()
+        found = [rank for rank, worker in enumerate(self._workers.values()) if worker.since is not None]
+        return sorted(found, key=lambda rank: -slowdowns[rank])
+
+    def _weigh(self, own: Sequence[float], took: float) -> None:
+        """Test with one sample whether steps would be shorter with sound workers in place of the slow ones, or without them.
+
+        own: times of the parts by rank; took: time of a step (us).
+        """
+        slow = self._slow_ranks()
+        for count, rank in enumerate(slow, 1):
+            worker, away = self._workers[self._ids[rank]], slow[:count]
+            sound, without = self._would_take(own, took, away)
+            worker.costs.add(took > WORTH * sound)
+            worker.harms.add(took > WORTH * without)
+            if worker.kept == 1.0 and worker.costs.reached():
+                worker.kept = 1.0 / self._gains(away, worker.costs.samples)[0]
+            if worker.without == 1.0 and worker.harms.reached():
+                worker.without = self._gains(away, worker.harms.samples)[1]
+
+    def _gains(self, away: Sequence[int], samples: int) -> tuple[float, float]:
+        """Return how many times shorter steps would be with sound workers in place of the ranks `away`, and without them."""
+        ratios = []
+        for own, _, took in list(self._samples)[-samples:]:
+            sound, without = self._would_take(own, took, away)
+            ratios.append((took / sound, took / without))
+        return median(ratio for ratio, _ in ratios), median(ratio for _, ratio in ratios)
+
+    def _would_take(self, own: Sequence[float], took: float, away: Sequence[int]) -> tuple[float, float]:
+        """Return the time of a step of `took` us with sound workers in place of the ranks `away`, and without them (us)."""
+        workers = list(self._workers.values())
+        each = [time / (self._fixed + len(hosted)) for time, hosted in zip(own, self._ranges, strict=True)]
+        stay = [rank for rank in range(len(own)) if rank not in away]
+        usual = median([each[rank] / workers[rank].factor for rank in stay])
+        factors = [worker.expected if rank in away else worker.factor for rank, worker in enumerate(workers)]
+        sound = [usual * workers[rank].expected if rank in away else time for rank, time in enumerate(each)]
+        rest = max(took - max(own), 0.0)
+        return (
+            rest + self._longest(sound, factors),
+            rest + self._longest([each[rank] for rank in stay], [factors[rank] for rank in stay]),
+        )
+
+    def _longest(self, each: Sequence[float], factors: Sequence[float]) -> float:
+        """Return the longest part of a step of workers with these times of a virtual worker, as their factors let them host."""
+        sizes = (
+            balanced(self._virtual_workers, factors, self._fixed)
+            if self._acts
+            else [len(hosted) for hosted in assign(self._virtual_workers, [True] * len(each))]
+        )
+        return max(time * (self._fixed + size) for time, size in zip(each, sizes, strict=True))
 
     # -- the hosting
 
