@@ -37,7 +37,7 @@ from .inbound.downtime import Absences
 from .inbound.messages import on_agent_message, server_lost
 from .inbound.worker_ends import resend_orders, stop_again, stop_cut_off, stop_late
 from .jobs.job import Job
-from .reconcile import health
+from .reconcile import health, slow_findings
 from .reconcile.gangs import note_running, watch_silent
 from .reconcile.idle import reclaim_idle, rules_changed
 from .reconcile.processes import stop_worker
@@ -218,6 +218,7 @@ class ControllerMachine:
         stop_again(self._cluster, now, job)
         resend_orders(self._cluster, now, job)
         job.end_avoidances(now)
+        slow_findings.pass_time(self._cluster, now, job)
         keep_time(self._cluster, now, job)
         reclaim_idle(self._cluster, now, job)
         if job.rest_is_late(now):

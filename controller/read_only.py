@@ -24,7 +24,9 @@ from .records import (
     OVERRULED,
     POLICY_KEY,
     REMOVED,
+    SLOW,
     OverruleRecord,
+    SlowRecord,
     job_of_state,
     job_of_submission,
     state_key,
@@ -70,6 +72,10 @@ def as_recorded(cluster: Cluster, store: Store, writes: Sequence[Put | Delete]) 
                 record = msgspec.msgpack.decode(value, type=OverruleRecord) if value is not None else None
                 cluster.servers.recover_overruled(server, record)
                 cluster.servers.update_taints(server)
+            elif key.startswith(SLOW):
+                value = read(key)
+                slow = msgspec.msgpack.decode(value, type=SlowRecord) if value is not None else None
+                cluster.servers.recover_slow(ServerId(key.removeprefix(SLOW)), slow)
         for name in changed:
             job, head = cluster.jobs.get(name), read(state_key(name))
             if job is not None and head is not None:

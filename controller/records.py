@@ -12,6 +12,7 @@ LEADER_KEY = "/leader"
 ADOPTED = "/adopted/"
 OVERRULED = "/overruled/"
 REMOVED = "/removed/"
+SLOW = "/slow/"
 JOBS = "/jobs/"
 REQUESTS = "/requests/"
 SUBMISSION, STATE = "/spec", "/state"  # parts of keys that follow a job's id
@@ -122,6 +123,24 @@ class OverruleRecord(Value, frozen=True, kw_only=True, rename={"cordons": "exclu
     def drains(self) -> tuple[Cordon, ...]:
         """The cordons that also drain: their present work has to leave."""
         return tuple(cordon for cordon in self.cordons if cordon.kind.drains)
+
+
+class SlowFinding(Value, frozen=True, kw_only=True):
+    """A job has left a GPU, since its worker there was slow."""
+
+    gpu: int  # index on its server
+    job: JobId
+    owner: str  # principal that submitted the job
+    slowdown: float  # how many times longer than the others the worker took for a virtual worker
+    samples: int
+    found_s: float  # Unix time
+    cause: str = ""  # what the agent noted about the GPU then, such as heat
+
+
+class SlowRecord(Value, frozen=True, kw_only=True):
+    """Record of the slow GPUs of a server, the newest finding last."""
+
+    findings: tuple[SlowFinding, ...]
 
 
 class RemovalRecord(Value, frozen=True, kw_only=True):

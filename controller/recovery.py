@@ -34,6 +34,7 @@ from .records import (
     POLICY_KEY,
     REMOVED,
     REQUESTS,
+    SLOW,
     AdoptionRecord,
     ClusterRecord,
     LeaderRecord,
@@ -42,6 +43,7 @@ from .records import (
     RemovalRecord,
     RequestRecord,
     ServerRecord,
+    SlowRecord,
     event_key,
     job_of_submission,
     request_key,
@@ -123,6 +125,9 @@ def recover(cluster: Cluster, now: float, records: Iterable[tuple[str, bytes]]) 
                 idle_times[ServerId(key.removeprefix(idle.PREFIX))] = idle.recovered(
                     msgspec.msgpack.decode(value, type=idle.IdleRecord)
                 )
+            elif key.startswith(SLOW):
+                slow = msgspec.msgpack.decode(value, type=SlowRecord)
+                cluster.servers.recover_slow(ServerId(key.removeprefix(SLOW)), slow)
             elif key.startswith(REMOVED):
                 removals[ServerId(key.removeprefix(REMOVED))] = msgspec.msgpack.decode(value, type=RemovalRecord)
             elif key.startswith(NOTICES):
@@ -270,6 +275,9 @@ def durable(cluster: Cluster) -> dict[str, bytes]:
         ADOPTED + name: msgspec.msgpack.encode(AdoptionRecord(agent=a)) for name, a in cluster.servers.adopted.items()
     }
     found |= {OVERRULED + name: msgspec.msgpack.encode(record) for name, record in cluster.servers.overruled.items()}
+    found |= {
+        SLOW + name: msgspec.msgpack.encode(SlowRecord(findings=one)) for name, one in cluster.servers.slow.items()
+    }
     found |= {REMOVED + name: msgspec.msgpack.encode(record) for name, record in cluster.servers.removed.items()}
     found |= {
         PREFIX + record.fingerprint: msgspec.msgpack.encode(record)

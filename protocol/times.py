@@ -117,6 +117,12 @@ SAVE_RETRY_S = 5.0  # until a preempted worker that could not save tries again, 
 FIRST_SERVER_BACK_OFF_S = 5.0
 LONGEST_SERVER_BACK_OFF_S = 300.0
 
+# ------------------------------------------------------------------------------------------- a GPU that is slow for a job
+
+FIRST_SLOW_BACK_OFF_S = 600.0  # until a job uses a GPU again that it has left
+LONGEST_SLOW_BACK_OFF_S = 21_600.0
+SLOW_FINDING_KEPT_S = 86_400.0  # how long what a job has found of a GPU counts for the operator
+
 # ------------------------------------------------------------------------------------------------- a job that gets no further
 
 DEATHS_IN_VAIN = 10  # consecutive restarts allowed after deaths by a signal, with no new step and no lost server

@@ -25,7 +25,18 @@ from ...protocol.messages import (
     WorkerReport,
     WorkerUse,
 )
-from ...protocol.model import Fault, GpuAddress, JobId, JobPhase, Resize, ServerId, WorkerId, WorkerPhase, WorkerStatus
+from ...protocol.model import (
+    Fault,
+    GpuAddress,
+    JobId,
+    JobPhase,
+    Resize,
+    ServerId,
+    Straggler,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
 from ...protocol.texts import gpu_count
 from ...protocol.times import STOP_GRACE_S, paced_interval_s
 from .. import accounting
@@ -42,6 +53,7 @@ from ..reconcile.idle import note_use
 from ..reconcile.orders import leader_address, order_message, send_order
 from ..reconcile.processes import may_start, send_start, stop_worker
 from ..reconcile.saving import suspend
+from ..reconcile.slow_findings import judge_left, lift_causes
 from ..reconcile.snapshot import fewest
 from ..reconcile.tainted import refresh_taints
 from ..sessions import Orphan, Session
@@ -97,6 +109,7 @@ def on_agent_message(
             if troubles is not None and troubles != session.troubles:
                 session.has_troubles(within_bounds(session.server, troubles))
                 refresh_taints(cluster, now, server)
+                lift_causes(cluster, now, server)
             for worker in starting:
                 _on_running(cluster, now, session, worker)
             for report in reports:
@@ -449,9 +462,15 @@ def _besides_progress(status: WorkerStatus) -> tuple[object, ...]:
         status.batch_changes,
         status.batch_ceiling,
         status.paces,
+        status.stragglers,
         status.hardware_agnostic,
         status.applied is None,
     )
+
+
+def _costly(status: WorkerStatus | None) -> list[Straggler]:
+    """Return the workers in a leader's status that cost so much that the job may leave their GPUs (`reconcile.slow_gpus`)."""
+    return [each for each in status.stragglers if each.kept < 1.0] if status is not None else []
 
 
 def _note_paces(cluster: Cluster, job: Job, status: WorkerStatus) -> None:
@@ -500,6 +519,9 @@ def _note_status(
         if job.note_saved(status):
             accounting.saved(cluster.jobs.usage, now, job)
         _note_paces(cluster, job, status)
+        if _costly(before) != _costly(status):
+            cluster.planning.request()
+        judge_left(cluster, now, job, status, cluster.settings.measuring.steps)
         if job.note_rate(now, status, cluster.settings.measuring.steps):
             if factor_of(job) == 1:
                 cluster.experience.record_throughput(now, job)

@@ -39,6 +39,7 @@ from ...protocol.model import (
     JobPhase,
     Resize,
     ServerId,
+    Straggler,
     WorkerId,
     WorkerPhase,
     WorkerStatus,
@@ -60,7 +61,7 @@ from .account import Account
 from .avoided import Avoidance, Avoided, AvoidedPlaces
 from .facts import Facts
 from .lateness import Lateness, lateness
-from .records import SCHEDULED, TRANSITIONS, JobRecord, Submission, WorkerRecord, WorkerState
+from .records import SCHEDULED, TRANSITIONS, JobRecord, SlowGpuState, Submission, WorkerRecord, WorkerState
 from .reported import STEPS_OF_A_RATE, Reported, counts_for_progress, measured_with
 from .table import WorkerTable
 from .throughput import Estimated
@@ -215,6 +216,16 @@ class Job(Facts):
         """Return the GPUs of started processes that are not being stopped."""
         there = [e for e in self.workers if e.state is not WorkerState.ORDERED and not e.stopping]
         return tuple(gpu for entry in there for gpu in entry.all_gpus)
+
+    @property
+    def stragglers(self) -> dict[GpuAddress, Straggler]:
+        """Return the slow workers of the committed generation by GPU, the slowest first, as its leader has reported them."""
+        order = self.committed_order
+        status = self.statuses.get(order.roster.leader) if order is not None else None
+        if order is None or status is None or status.generation != order.generation:
+            return {}
+        places = {member.worker: member.gpu for member in order.roster.members}
+        return {places[each.worker]: each for each in status.stragglers if each.worker in places}
 
     @property
     def share_gpus(self) -> int:
@@ -613,6 +624,9 @@ class Job(Facts):
             found["its GPUs are idle"] = self.idle_due_s
         if self.hold_until is not None:
             found["hold"] = self.hold_until
+        slow = [entry.until_s for entry in self.record.slow if entry.state is not SlowGpuState.TRIED]
+        if slow and not self.final:
+            found["a slow GPU is tried again"] = min(slow)
         if self.stop_rest_at is not None and self._has_rest:
             found["rest"] = self.stop_rest_at
         if self.record.phase is JobPhase.STARTING and self.all_run and (notice_s := self.join_notice_s) is not None:

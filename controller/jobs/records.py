@@ -23,6 +23,7 @@ from ...protocol.model import (
     JobSpec,
     Resize,
     Roster,
+    Straggler,
     Use,
     Value,
     WorkerId,
@@ -64,6 +65,7 @@ SCHEDULED = frozenset(
         "does_not_grow",
         "expected_steps",
         "idle_shrunk",
+        "slow",
     }
 )
 
@@ -127,6 +129,29 @@ class OrderRecord(Value, frozen=True, kw_only=True):
     @property
     def generation(self) -> int:
         return self.roster.generation
+
+
+class SlowGpuState(enum.Enum):
+    """What a job may do with a GPU that it has left because its worker was slow there."""
+
+    LEFT = "left"  # the job does not use the GPU
+    KEPT = "kept"  # the job was slower without the GPU, and does not do without it
+    TRIED = "tried"  # the job may use the GPU, and may leave it again
+
+
+class SlowGpu(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """GPU that a job has left because its worker was slow there (`reconcile.slow_findings`)."""
+
+    gpu: GpuAddress
+    evidence: Straggler
+    left_s: float  # when the job was told to leave (Unix time)
+    until_s: float  # end of the states LEFT and KEPT (Unix time)
+    share: int  # GPUs of the job, with this one
+    generation: int  # the last one with this GPU
+    state: SlowGpuState = SlowGpuState.LEFT
+    replaced: bool = False  # the job got another GPU for it
+    step_s: float = 0.0  # median time of a step before; 0: not known
+    step_after_s: float = 0.0  # afterwards; 0: not measured yet
 
 
 class Progress(Value, frozen=True, kw_only=True):
@@ -235,6 +260,7 @@ class JobRecord(Value, frozen=True, kw_only=True, omit_defaults=True, rename={"s
     promise: PromiseState | None = None  # state of the deadline's promise when it last changed; None: no deadline
     warned: bool = False  # the job's processes were warned that its time limit is near (`reconcile.time_limits`)
     timed_out: bool = False  # the job has exceeded its time limit
+    slow: tuple[SlowGpu, ...] = ()  # GPUs that the job has left because its workers were slow there, the last one last
     waits_for: tuple[JobId, ...] = ()  # jobs of `JobSpec.after` that are not over (`reconcile.dependencies`)
     withheld: Withheld | None = None  # a user keeps the job from running; None: no user does
 

@@ -18,6 +18,7 @@ from ..jobs.job import Job
 from ..state.planning import Snapshot
 from .avoidance import elsewhere
 from .growth import unmoved
+from .slow_gpus import narrowed, without_slow
 
 
 class PolicyFailed(RequestRefused):
@@ -44,7 +45,8 @@ class Decided:
     stuck: tuple[
         Job, ...
     ]  # jobs that cannot start on the GPUs chosen for them (`avoidance`): decide again without them
-    cramped: tuple[tuple[Job, int], ...]  # jobs with the most GPUs that each can use (`avoidance`): decide again
+    # Jobs with the most GPUs that each can use (`avoidance`, `slow_gpus`): decide again.
+    cramped: tuple[tuple[Job, int], ...]
     divided: Decision  # the scheduler's decision, before jobs were kept off tainted GPUs
     kept_off: Decision  # the decision without tainted GPUs, before jobs avoided servers
     again: frozenset[int] = frozenset()  # rows of jobs that cannot be moved, and restart on other GPUs (`growth`)
@@ -97,7 +99,8 @@ def decided(
         _check(decision, seen.view.total_gpus)
         kept_off = mend(decision)
         divided, better = decision, elsewhere(seen, kept_off)
-        decision, again = unmoved(seen, better.decision)
+        faster = without_slow(seen, better.decision, bool(scheduler.stages.packing))
+        decision, again = unmoved(seen, faster.decision)
         changes, unfinished = at_once(
             seen.view.placements, plan(seen.view, decision), seen.held, Room(seen.view) if seen.view.needs else None
         )
@@ -109,7 +112,7 @@ def decided(
         changes,
         unfinished,
         better.stuck,
-        better.cramped,
+        (*better.cramped, *faster.cramped),
         divided,
         kept_off,
         again,
@@ -120,7 +123,7 @@ def decision_of(
     scheduler: Scheduler, seen: Snapshot, rng: random.Random, deadlines: Deadlines | None = None
 ) -> Decision:
     """Return the decision of `scheduler` for the snapshot, unchecked. Raises any error that the policy raises."""
-    stages = scheduler.stages
+    stages, seen = scheduler.stages, narrowed(seen)
     placement = stages.placement
     return decide(seen.view, scheduler.policy, rng, stages.packing, seen.first, placement, deadlines, seen.tenancy)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from ..loans import use_of
 from ..sessions import Session
 from ..state.planning import Snapshot
 from .reserving import reserved
+from .slow_gpus import slow_sets
 from .transience import confined
 
 MANY_BEHIND = 100  # from so many outdated rows on, some are updated between decisions
@@ -73,7 +74,9 @@ def snapshot(
         view, review_s = reserved(cluster, view, chosen, there_now, places.running, name, tenancy)
         review_s = min(review_s, looks_s)
     fixed = tuple(rows.fixed.values())
-    return Snapshot(view, jobs, places.first, places.running, places.held, fixed, tenancy, review_s)
+    seen = Snapshot(view, jobs, places.first, places.running, places.held, fixed, tenancy, review_s)
+    away = {seen.rows[job.id]: slow_sets(seen, job)[1] for job in cluster.planning.cramped if job.id in seen.rows}
+    return replace(seen, away={row: gpus for row, gpus in away.items() if gpus}) if any(away.values()) else seen
 
 
 def _tenancy(cluster: Cluster, quotas: Quotas, jobs: tuple[Job, ...], chosen: Ints) -> Tenancy | None:

@@ -21,6 +21,7 @@ from .growth import start_elsewhere
 from .profiling import profile_jobs
 from .restarts import has_lost_workers
 from .saving import suspend
+from .slow_findings import note_left
 from .snapshot import snapshot
 from .stable_decision import decide_until_stable
 from .transience import note_borrowed
@@ -64,7 +65,8 @@ def set_targets(cluster: Cluster, now: float) -> None:
             start_elsewhere(cluster, now, job, causes.of(change.row, 0))
             continue
         target = in_order(change.gpus, seen.gpus, job.record.target)
-        retarget(cluster, now, job, target, causes.of(change.row, len(target)), for_whom)
+        why = note_left(cluster, now, job, target) or causes.of(change.row, len(target))
+        retarget(cluster, now, job, target, why, for_whom)
     profile_jobs(cluster, now, seen, found.decision)
     note_promises(cluster, now, seen, found.decision.kept)
 

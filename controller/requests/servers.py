@@ -20,6 +20,7 @@ from ..events import ClientRequest
 from ..jobs.job import Job
 from ..loans import RESERVATION, lent
 from ..reconcile.health import forgive
+from ..reconcile.slow_findings import lift
 from ..reconcile.tainted import give_back, refresh_taints
 from ..records import Cordon, RemovalRecord, Trusted
 from ..sessions import Session
@@ -158,6 +159,9 @@ def uncordon_server(cluster: Cluster, now: float, asked: ClientRequest, request:
         )
         cluster.clients.audit(now, asked, "uncordon server", where, f"uncordoned{all_the_same}"[:1000])
     if request.trust:
+        lift(
+            cluster, now, name, [one.index for one in session.server.gpus if meant(one.index)], "an operator trusts it"
+        )
         forgive(
             cluster, now, name, [one for one in cluster.servers.gpu_health if one.server == name and meant(one.index)]
         )

@@ -31,7 +31,7 @@ from ..jobs.avoided import Avoided
 from ..jobs.job import Job
 from ..jobs.lengths import length_of
 from ..jobs.records import OrderKind, Progress, WorkerRecord, WorkerState
-from ..reconcile import dependencies
+from ..reconcile import dependencies, slow_findings
 from ..reconcile.deadline_admission import promise_view
 from ..reconcile.draining import still_there
 from ..reconcile.health import troubles as troubles_told
@@ -223,17 +223,9 @@ def reasons(cluster: Cluster, now: float, job: Job, troubles: Troubles) -> Itera
 
 def _slow_workers(now: float, job: Job) -> Iterator[str]:
     """Yield a sentence for each worker that computes more slowly than the others, as the job's leader has measured it."""
-    order = job.committed_order
-    status = job.statuses.get(order.roster.leader) if order is not None else None
-    if order is None or status is None or status.generation != order.generation:
-        return
-    places = {member.worker: member.gpu for member in order.roster.members}
-    for slow in status.stragglers:
-        if slow.worker in places:
-            yield (
-                f"{slow.worker} on {places[slow.worker]} takes {slow.slowdown:.1f} times as long as the others for a virtual "
-                f"worker, since {max(0.0, now - slow.since_s):.0f} s ago ({slow.samples} samples), and hosts {slow.hosts}"
-            )
+    for gpu, slow in job.stragglers.items():
+        yield slow_findings.evidence(gpu, slow, f", since {max(0.0, now - slow.since_s):.0f} s ago")
+    yield from slow_findings.sentences(now, job)
 
 
 def no_join(job: Job) -> str:
@@ -390,6 +382,8 @@ def _troubles(cluster: Cluster, now: float, session: Session) -> Iterator[str]:
             yield _noted(trouble)
         elif trusts(overruled, trouble):
             yield f"{_noted(trouble)} (an operator trusts it)"
+    for gpu in dict.fromkeys(one.gpu for one in cluster.servers.slow.get(name, ())):
+        yield f"GPU {gpu} is slow for {'; '.join(slow_findings.told(cluster, name, gpu))}"
     if session.unknown:
         yield unknown_sentence(session)
     if name in cluster.servers.forged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ...protocol.messages import ShareForecast
@@ -36,6 +36,9 @@ class Snapshot:
     fixed: tuple[Job, ...] = ()  # jobs that keep their GPUs, which are not in the view
     tenancy: Tenancy | None = None  # tenants of the jobs and their quotas; None without quotas
     review_s: float = math.inf  # when a job may next get a reservation (Unix time, s)
+    away: Mapping[int, Gpus] = field(
+        default_factory=dict
+    )  # by row: GPUs that the job does without (`reconcile.slow_gpus`)
 
     @cached_property
     def rows(self) -> Mapping[JobId, int]:

@@ -19,11 +19,14 @@ from ..records import (
     ADOPTED,
     OVERRULED,
     REMOVED,
+    SLOW,
     AdoptionRecord,
     Cordon,
     OverruleRecord,
     RemovalRecord,
     ServerRecord,
+    SlowFinding,
+    SlowRecord,
     server_key,
 )
 from ..sessions import ForeignServer, Forgeries, Health, Session
@@ -60,6 +63,7 @@ class Servers:
         self.overruled: dict[ServerId, OverruleRecord] = {}  # operators' decisions about troubles and cordons
         # GPUs that take no new work; servers without such GPUs are absent (`taints`).
         self.tainted: dict[ServerId, dict[int, Taint]] = {}
+        self.slow: dict[ServerId, tuple[SlowFinding, ...]] = {}  # what jobs have found of slow GPUs (`slow_findings`)
         self.offers_nothing: dict[ServerId, str] = {}  # servers without a GPU, and the reasons that their agents give
         self.told_troubles: dict[ServerId, RateLimiter] = {}
         self.awaited: set[ServerId] = set()  # servers in the store that have sent no hello since the start
@@ -133,6 +137,7 @@ class Servers:
         self.offers_nothing.pop(server, None)
         self.told_troubles.pop(server, None)
         self.record_overruled(server, NOTHING_OVERRULED)
+        self.record_slow(server, ())
         self.forged.pop(server, None)
         self.record_adoption(server, None)
         self._effects.delete(server_key(server))
@@ -203,6 +208,12 @@ class Servers:
         if record is not None:
             self.overruled[server] = record
 
+    def recover_slow(self, server: ServerId, record: SlowRecord | None) -> None:
+        """Take in the store's record of what jobs have found of slow GPUs of `server`."""
+        self.slow.pop(server, None)
+        if record is not None:
+            self.slow[server] = record.findings
+
     def recover_removals(self, removals: Mapping[ServerId, RemovalRecord]) -> None:
         """Take in from the store which servers operators have removed while their agents ran."""
         self.removed = dict(sorted(removals.items(), key=lambda one: one[1].since_s))
@@ -227,6 +238,14 @@ class Servers:
             self._effects.put(OVERRULED + server, record)
         elif self.overruled.pop(server, None) is not None:
             self._effects.delete(OVERRULED + server)
+
+    def record_slow(self, server: ServerId, findings: tuple[SlowFinding, ...]) -> None:
+        """Record what jobs have found of slow GPUs of `server`, in place of earlier findings."""
+        if findings:
+            self.slow[server] = findings
+            self._effects.put(SLOW + server, SlowRecord(findings=findings))
+        elif self.slow.pop(server, None) is not None:
+            self._effects.delete(SLOW + server)
 
     def record_removal(self, server: ServerId, record: RemovalRecord | None) -> None:
         """Record that the agent that runs on `server` is not admitted any more. None: an agent of that name may be."""

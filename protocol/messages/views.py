@@ -379,6 +379,7 @@ class EventKind(enum.Enum):
     CUT_OFF = "cut-off"  # the job goes on without the workers that its leader does not reach
     HELD = "held"  # the job does not grow for a while
     STALLED = "stalled"
+    SLOW = "slow"  # the job leaves a GPU on which its worker is slow, or may use it again; without a job: of several users' jobs
     TOLD = "told"  # reported by a worker: an operation that took long, or the step from which it had to begin again
     ODD_FIGURE = "odd-figure"  # a worker reports an impossible value
     OVERTAKEN = "overtaken"  # the job is further than a restored store records

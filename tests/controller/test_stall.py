@@ -77,7 +77,8 @@ def test_slow_workers_are_shown_as_the_leader_has_measured_them():
     assert world.ask(GetJob(job=job)).job.reason.startswith(said)
     (reason,) = world.ask(GetJob(job=job, explain=True)).explanation.reasons
     assert (
-        "takes 2.0 times as long as the others for a virtual worker, since 40 s ago (22 samples), and hosts 1" in reason
+        "takes 2.0 times as long as the others for a virtual worker, since 40 s ago (22 samples; false alarms: at most one in "
+        "1,000,000), and hosts 1" in reason
     )
     world.report(leader, WorkerPhase.TRAINING, generation, 11, stragglers=(replace(found, slowdown=math.nan),))
     assert world.ask(GetJob(job=job)).job.reason == ""
