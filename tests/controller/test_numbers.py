@@ -338,7 +338,7 @@ def test_a_generation_that_nobody_can_have_ordered_does_not_become_the_jobs() ->
 def test_what_a_status_may_change_without_a_second_look_is_how_far_a_worker_is_and_how_fast() -> None:
     """A new field must be compared in `inbound`, or added here."""
     progress = {"applied", "epoch", "total_steps", "samples_per_s", "median_step_s", "steady", "metrics", "note"}
-    progress |= {"stragglers", "exchange_s"}  # only shown
+    progress |= {"exchange_s"}  # only shown
     progress.add("odd_metrics")  # a worker that reports them gets a full check (`sensible`)
     progress |= {
         "saving_s",
