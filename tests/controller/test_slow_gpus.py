@@ -181,6 +181,17 @@ def test_the_gpu_that_a_job_does_without_serves_others() -> None:
     assert len(gpus(world, job)) == 2
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_job_that_does_without_a_gpu_keeps_the_others_whoever_waits(number: int) -> None:
+    world = World({"s1": 3}, policy="fifo")
+    job, waiting = running(world), world.submit(job_spec(low=1, high=1, name="waiting"), who=BOB).id
+    before, victim = gpus(world, job), world.roster(job)[number]
+    assert gpus(world, waiting) == set()
+    slow = tell(world, job, victim=victim, without=1.5)
+    assert gpus(world, job) == before - {slow}
+    assert gpus(world, waiting) == {slow}
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_an_idle_gpu_is_preferred_to_doing_without(busy: bool) -> None:
     world = World({"s1": 4})
