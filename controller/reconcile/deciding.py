@@ -18,7 +18,7 @@ from ..jobs.job import Job
 from ..state.planning import Snapshot
 from .avoidance import elsewhere
 from .growth import unmoved
-from .slow_gpus import narrowed, without_slow
+from .slow_gpus import narrowed, unless_given_nothing, without_slow
 
 
 class PolicyFailed(RequestRefused):
@@ -96,6 +96,9 @@ def decided(
     """
     try:
         decision = decision_of(scheduler, seen, rng, deadlines)
+        if (wider := unless_given_nothing(seen, decision)) is not seen:
+            seen = wider
+            decision = decision_of(scheduler, seen, rng, deadlines)
         _check(decision, seen.view.total_gpus)
         kept_off = mend(decision)
         divided, better = decision, elsewhere(seen, kept_off)

@@ -12,7 +12,8 @@ Virtual workers have moved away from the slow worker by then, and the job's lead
 * Otherwise the worker stays, and the next decision that leaves a GPU idle moves it.
 
 If a job does without a GPU, the decision is repeated with the job bound to the smaller share (`Job.room`) and without
-that GPU in its view, so that the job keeps its other GPUs, and other jobs may have this one.
+that GPU in its view, so that the job keeps its other GPUs, and other jobs may have this one. If the policy then gives the
+job nothing, as a rigid policy does that gives each job what it has asked for or nothing, the job keeps the slow worker.
 
 *No flapping.* A change of the roster or of the hosting begins the tests anew. A job leaves one GPU at a time, and half of
 its GPUs at the most. When it may use a GPU again, and what it then finds, is in `slow_findings`.
@@ -78,7 +79,7 @@ def without_slow(seen: Snapshot, decision: Decision, packed: bool) -> Elsewhere:
         give = seats(seen, gpus, give) if whole else give
         better = instead(seen, row, gpus, give, free & ~slow)
         spared = give.bit_count() - better.bit_count()
-        if packed or whole or job.record.manual_share is not None or job.promised:
+        if packed or whole or job.record.manual_share is not None or job.promised or not seen.away.get(row, -1):
             needless = 0
         least = min(job.spec.gpus.min, gpus.bit_count())
         dropped = min(spared, (give & needless).bit_count(), gpus.bit_count() - least)
@@ -88,7 +89,7 @@ def without_slow(seen: Snapshot, decision: Decision, packed: bool) -> Elsewhere:
         placed[row] = gpus & ~give | better | kept
         shares[row] = placed[row].bit_count()
         free = free & ~better | give & ~kept
-        if dropped:
+        if dropped and row not in seen.away:  # otherwise the decision is that of a job without these GPUs
             cramped.append((job, int(shares[row])))
     if placed == decision.placements:
         return Elsewhere(decision)
@@ -97,10 +98,19 @@ def without_slow(seen: Snapshot, decision: Decision, packed: bool) -> Elsewhere:
 
 def narrowed(seen: Snapshot) -> Snapshot:
     """Return the snapshot in which jobs that do without some GPUs (`Snapshot.away`) neither have these nor may use them."""
-    if not seen.away:
+    away = {row: gpus for row, gpus in seen.away.items() if gpus}
+    if not away:
         return seen
-    view = structs.replace(seen.view.confined(seen.away), placements=_less(seen.view.placements, seen.away))
-    return replace(seen, view=view, first=_less(seen.first, seen.away), running=_less(seen.running, seen.away))
+    view = structs.replace(seen.view.confined(away), placements=_less(seen.view.placements, away))
+    return replace(seen, view=view, first=_less(seen.first, away), running=_less(seen.running, away))
+
+
+def unless_given_nothing(seen: Snapshot, decision: Decision) -> Snapshot:
+    """Return the snapshot in which jobs that get no GPU by the decision about `narrowed` go on with all of their GPUs."""
+    lost = {
+        row: 0 for row, gpus in seen.away.items() if gpus and row in seen.view.placements and not decision.shares[row]
+    }
+    return replace(seen, away={**seen.away, **lost}) if lost else seen
 
 
 def _less(placed: Mapping[int, Gpus], away: Mapping[int, Gpus]) -> dict[int, Gpus]:

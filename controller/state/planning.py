@@ -38,7 +38,7 @@ class Snapshot:
     review_s: float = math.inf  # when a job may next get a reservation (Unix time, s)
     away: Mapping[int, Gpus] = field(
         default_factory=dict
-    )  # by row: GPUs that the job does without (`reconcile.slow_gpus`)
+    )  # by row: GPUs that a job does without (`reconcile.slow_gpus`)
 
     @cached_property
     def rows(self) -> Mapping[JobId, int]:

@@ -16,6 +16,7 @@ from elasticd.protocol.messages import EventKind, GetJob, GetServers, Scale, Unc
 from elasticd.protocol.model import GpuAddress, ServerId, Severity, Steady, Straggler, Trouble, WorkerPhase
 from elasticd.protocol.principals import Principal, Role
 from elasticd.protocol.times import FIRST_SLOW_BACK_OFF_S
+from elasticd.scheduler.policies import NAMES
 from elasticd.scheduler.scheduler import Stages
 
 _spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
@@ -28,6 +29,18 @@ World, job_spec = _module.World, _module.job_spec
 
 ALICE, BOB = (Principal(role=Role.USER, name=name, account=name) for name in ("alice", "bob"))
 STEP_S = 0.4
+PACKED = {"elasticflow", "edf-elastic"}  # a job of three GPUs would have two or four
+# A job has what it has asked for, or nothing. (Other rigid policies let jobs go on with fewer when GPUs are lost.)
+ALL_OR_NOTHING = {
+    "chronus",
+    "elastic-tiresias",
+    "gandiva",
+    "srsf",
+    "srsf-e",
+    "srtf",
+    "srtf-e",
+    "tiresias-l",
+}
 
 
 def running(world: Any, share: int = 3, who: Principal = ALICE, **changes: Any) -> str:
@@ -77,7 +90,7 @@ def server(world: Any, name: str) -> Any:
 # ----------------------------------------------------------------------------------------------------------- replaced
 
 
-@pytest.mark.parametrize("policy", ["max-min", "fifo", "afs-l"])
+@pytest.mark.parametrize("policy", sorted(set(NAMES) - PACKED))
 def test_a_worker_that_costs_too_much_moves_to_an_idle_gpu_and_the_others_stay(policy: str) -> None:
     world = World({"s1": 2, "s2": 2}, policy=policy)
     job = running(world)
@@ -154,7 +167,7 @@ def test_a_job_leaves_at_most_half_of_its_gpus() -> None:
 # ----------------------------------------------------------------------------------------------------------- left out
 
 
-@pytest.mark.parametrize("policy", ["max-min", "fifo", "afs-l"])
+@pytest.mark.parametrize("policy", sorted(set(NAMES) - PACKED - ALL_OR_NOTHING))
 def test_a_job_that_is_faster_without_a_worker_does_without_its_gpu(policy: str) -> None:
     world = World({"s1": 3}, policy=policy)
     job = running(world)
@@ -169,6 +182,17 @@ def test_a_job_that_is_faster_without_a_worker_does_without_its_gpu(policy: str)
     assert any(f"does not use {slow} for 8m" in reason for reason in reasons), reasons
     trouble = server(world, "s1").trouble
     assert trouble == f"GPU {slow.index} is slow for {job} (8.0 times as long as other GPUs, 22 samples)"
+
+
+@pytest.mark.parametrize("policy", sorted(ALL_OR_NOTHING))
+def test_a_job_keeps_all_its_gpus_under_a_policy_that_gives_all_or_nothing(policy: str) -> None:
+    world = World({"s1": 3}, policy=policy)
+    job = running(world)
+    before = gpus(world, job)
+    tell(world, job, without=1.5)
+    world.pass_time(30.0)
+    assert gpus(world, job) == before
+    assert told(world, job) == []
 
 
 def test_the_gpu_that_a_job_does_without_serves_others() -> None:
