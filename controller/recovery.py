@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ..protocol.errors import OperatorError
 from ..protocol.messages import EventKind, EventView, Submitted
 from ..protocol.model import JobId, ServerId, job_number
-from ..protocol.times import MOST_SAVE_S
+from ..protocol.times import LONGEST_SLOW_BACK_OFF_S, MOST_SAVE_S
 from ..scheduler.length_statistics import NOTHING_ENDED
 from ..scheduler.transient import Idle
 from . import snapshots, usage
@@ -25,6 +25,7 @@ from .jobs.stored import States, Written, contents, living, workers_of
 from .jobs.table import WorkerTable
 from .jobs.throughput import PREFIX, KindRecord
 from .notices import NOTICES, Notice, notice_key
+from .reconcile.slow_gpus import leaves_out
 from .records import (
     ADOPTED,
     CLUSTER_KEY,
@@ -193,6 +194,9 @@ def mended(record: JobRecord, now: float) -> JobRecord:
         progress=mended_progress(record.progress) if record.progress is not None else None,
         measured=tuple(entry for entry in record.measured if usable_measurement(entry)),
         resizes=tuple(resize for resize in record.resizes if usable_resize(resize)),
+        slow=tuple(
+            replace(one, until_s=min(_time(one.until_s, now), now + LONGEST_SLOW_BACK_OFF_S)) for one in record.slow
+        ),
         gpu_account=account.mended(record.gpu_account, now),
     )
 
@@ -241,6 +245,9 @@ def _recover_job(cluster: Cluster, now: float, submitted: Submission, state: Wri
     best = max(record.best_at_restart, step)
     job = Job(submission, record, WorkerTable(workers), reported=Reported(best_applied=best, recovered=True))
     job.begin_timers(now)
+    if leaves_out(job) and record.target:
+        job.bound_by_refusals(len(record.target))
+        cluster.planning.note_cramped(job)
     cluster.jobs.add(job, (submitted, state) if recorded else None)
 
 

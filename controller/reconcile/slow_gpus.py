@@ -14,6 +14,7 @@ Virtual workers have moved away from the slow worker by then, and the job's lead
 If a job does without a GPU, the decision is repeated with the job bound to the smaller share (`Job.room`) and without
 that GPU in its view, so that the job keeps its other GPUs, and other jobs may have this one. If the policy then gives the
 job nothing, as a rigid policy does that gives each job what it has asked for or nothing, the job keeps the slow worker.
+Later decisions begin so, as long as no other GPU is idle (`goes_on_without`).
 
 *No flapping.* A change of the roster or of the hosting begins the tests anew. A job leaves one GPU at a time, and half of
 its GPUs at the most. When it may use a GPU again, and what it then finds, is in `slow_findings`.
@@ -94,6 +95,24 @@ def without_slow(seen: Snapshot, decision: Decision, packed: bool) -> Elsewhere:
     if placed == decision.placements:
         return Elsewhere(decision)
     return Elsewhere(replace(decision, placements=placed, shares=shares), cramped=tuple(cramped))
+
+
+def leaves_out(job: Job) -> bool:
+    """Return whether the job has left a GPU for no other one."""
+    return any(entry.state is SlowGpuState.LEFT and not entry.replaced for entry in job.record.slow)
+
+
+def goes_on_without(seen: Snapshot, job: Job) -> bool:
+    """Return whether a job that does without a GPU still has to, since no other GPU that it may use is idle.
+
+    By its policy it might get another GPU all the same, and the slow one would pass to the job that has that now.
+    """
+    row = seen.rows.get(job.id)
+    if row is None or not leaves_out(job) or job.record.manual_share is not None or job.promised:
+        return False
+    taken = union((*seen.view.placements.values(), *seen.held.values()))
+    usable = seen.view.usable(row, seen.view.placements.get(row, 0))
+    return not usable & ~taken & ~slow_sets(seen, job)[0]
 
 
 def narrowed(seen: Snapshot) -> Snapshot:

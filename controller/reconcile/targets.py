@@ -22,6 +22,7 @@ from .profiling import profile_jobs
 from .restarts import has_lost_workers
 from .saving import suspend
 from .slow_findings import note_left
+from .slow_gpus import goes_on_without
 from .snapshot import snapshot
 from .stable_decision import decide_until_stable
 from .transience import note_borrowed
@@ -36,10 +37,7 @@ def set_targets(cluster: Cluster, now: float) -> None:
     """
     cluster.planning.begin_decision(now)
     note_borrowed(cluster, now)
-    for job in cluster.planning.take_cramped():
-        job.bound_by_refusals(None)  # the decision finds the limit again
-        cluster.jobs.rows.changed(job)
-    seen = snapshot(cluster, now)
+    seen = _unbound(cluster, now)
     if tangled := standstill(seen.held, seen.view.placements):
         _stay(cluster, now, seen, tangled)
         seen = snapshot(cluster, now)
@@ -69,6 +67,24 @@ def set_targets(cluster: Cluster, now: float) -> None:
         retarget(cluster, now, job, target, why, for_whom)
     profile_jobs(cluster, now, seen, found.decision)
     note_promises(cluster, now, seen, found.decision.kept)
+
+
+def _unbound(cluster: Cluster, now: float) -> Snapshot:
+    """Return the snapshot in which the bounds that the last decision has found hold no more: this one finds them again.
+
+    They still hold for jobs that do without a slow GPU, where no other one is idle.
+    """
+    bounds = [(job, job.room) for job in cluster.planning.take_cramped()]
+    for job, _ in bounds:
+        job.bound_by_refusals(None)
+        cluster.jobs.rows.changed(job)
+    seen = snapshot(cluster, now)
+    without = [(job, room) for job, room in bounds if goes_on_without(seen, job)]
+    for job, room in without:
+        job.bound_by_refusals(room)
+        cluster.planning.note_cramped(job)
+        cluster.jobs.rows.changed(job)
+    return snapshot(cluster, now) if without else seen
 
 
 def _keep_plan(cluster: Cluster, now: float, seen: Snapshot, failure: PolicyFailed) -> None:

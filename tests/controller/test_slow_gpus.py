@@ -206,14 +206,27 @@ def test_the_gpu_that_a_job_does_without_serves_others() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_job_that_does_without_a_gpu_keeps_the_others_whoever_waits(number: int) -> None:
-    world = World({"s1": 3}, policy="fifo")
-    job, waiting = running(world), world.submit(job_spec(low=1, high=1, name="waiting"), who=BOB).id
-    before, victim = gpus(world, job), world.roster(job)[number]
-    assert gpus(world, waiting) == set()
+def test_a_job_that_does_without_a_gpu_keeps_its_others_where_another_job_grows(number: int) -> None:
+    world = World({"s1": 5})
+    job, growing = running(world, 3), world.submit(job_spec(low=1, high=4, name="growing"), who=BOB).id
+    world.settle(growing)
+    before, others, victim = gpus(world, job), gpus(world, growing), world.roster(job)[number]
+    assert (len(before), len(others)) == (3, 2)
     slow = tell(world, job, victim=victim, without=1.5)
     assert gpus(world, job) == before - {slow}
-    assert gpus(world, waiting) == {slow}
+    assert gpus(world, growing) == others | {slow}
+    world.settle(job)
+    world.settle(growing)
+    world.restart()
+    world.pass_time(20.0)
+    assert gpus(world, job) == before - {slow}, "by the policy's count it would have three of the five"
+    assert gpus(world, growing) == others | {slow}
+    for worker in world.running(growing):
+        world.report(worker, WorkerPhase.FINISHED, world.job(growing).newest.generation, 60)
+        world.exit(worker, 0)
+    world.pass_time(2.0)
+    assert len(gpus(world, job)) == 3
+    assert slow not in gpus(world, job)
 
 
 @pytest.mark.parametrize("busy", [False, True])
