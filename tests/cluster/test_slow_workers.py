@@ -26,7 +26,7 @@ from verification.bits.worker import path_of
 
 pytestmark = pytest.mark.cluster
 
-VIRTUAL_WORKERS, EPOCHS = 8, 32
+VIRTUAL_WORKERS, EPOCHS, GPUS = 16, 40, 4
 PATIENCE_S = 120.0
 STOPPED_S, RUNS_S = 0.015, 0.005
 
@@ -83,6 +83,12 @@ def members(station: Station) -> list[str]:
     return list(order.roster.workers) if order is not None else []
 
 
+def places(station: Station) -> dict[str, int]:
+    """The GPU of each worker that trains."""
+    order = station.job.committed_order
+    return {member.worker: member.gpu.index for member in order.roster.members} if order is not None else {}
+
+
 def alone(directory: Path) -> object:
     path = directory / "alone.pt"
     variables = {"ELASTIC_VIRTUAL_WORKERS": str(VIRTUAL_WORKERS), "OMP_NUM_THREADS": "1"}
@@ -95,29 +101,35 @@ def journal(directory: Path, worker: str) -> list[Entry]:
     return read_journal(path_of(directory, slot_of(worker), "journal"))
 
 
-def test_a_worker_stopped_most_of_the_time_gives_virtual_workers_away_and_gets_them_back(tmp_path: Path) -> None:
+def test_a_worker_stopped_most_of_the_time_gives_virtual_workers_away_gets_them_back_and_moves_to_an_idle_gpu(
+    tmp_path: Path,
+) -> None:
     with Nursery(slow_worker.__name__) as nursery:
-        station = Station(nursery, tmp_path, slow_worker.MODEL, VIRTUAL_WORKERS, EPOCHS)
+        station = Station(nursery, tmp_path, slow_worker.MODEL, VIRTUAL_WORKERS, EPOCHS, gpus=GPUS)
         try:
             station.aim(range(4))
             until(station, "four workers train", lambda: len(members(station)) == 4 and station.board.furthest() > 5)
-            victim = next(worker for worker in members(station) if worker != leader_of(station))
-            with slowed(station.pids[victim]):
+            first = leader_of(station)
+            victim = next(worker for worker in members(station) if worker != first)
+            with slowed(station.pids[victim]):  # no GPU is idle, so that it stays
                 until(station, "it is found, and hosts one", lambda: hosts(station, victim) == 1)
-                station.kill(leader_of(station))
+                station.kill(first)
                 until(
                     station,
-                    "three train without the leader",
-                    lambda: victim in members(station) and len(members(station)) == 3,
+                    "four train without the leader",
+                    lambda: first not in members(station) and len(members(station)) == 4,
                 )
                 until(station, "they know it", lambda: hosts(station, victim) == 1)
-                station.aim(range(3))
-                until(station, "training goes on", steps_after(station, 10))
-                gpus = [entry.gpu.index for entry in station.job.workers]
-                station.aim([*gpus, *station.free_gpus()[: 5 - len(gpus)]])
-                until(station, "five train", lambda: len(members(station)) == 5)
-                until(station, "they know it, too", lambda: hosts(station, victim) == 1)
-            until(station, "it has recovered", lambda: hosts(station, victim) is None)
+            until(station, "it has recovered", lambda: victim in members(station) and hosts(station, victim) is None)
+            leaves = next(gpu for worker, gpu in places(station).items() if worker not in (victim, leader_of(station)))
+            station.aim([gpu for gpu in range(GPUS) if gpu != leaves])
+            until(station, "three train", lambda: len(members(station)) == 3)
+            with slowed(station.pids[victim]):
+                until(station, "it is found", lambda: hosts(station, victim) is not None)
+                until(station, "another one trains there", lambda: leaves in places(station).values())
+                until(station, "it has left", lambda: victim not in station.pids)
+            until(station, "training goes on", steps_after(station, 10))
+            assert len(members(station)) == 3
             until(station, "the job is over", lambda: station.job.record.phase is JobPhase.FINISHED)
             until(station, "all have ended", lambda: not station.pids)
             story = " ".join(station.story())
@@ -125,6 +137,7 @@ def test_a_worker_stopped_most_of_the_time_gives_virtual_workers_away_and_gets_t
             station.close()
     assert f"{victim} is slow: it takes" in story
     assert f"{victim} is as fast as the others again" in story
+    assert f"its worker moves to server:{leaves}" in story
     hosted = {entry.step for worker in station.asked for entry in journal(tmp_path, worker) if entry.what == "hosted"}
     assert len(hosted) >= 4
     results = list(tmp_path.glob("*.result"))

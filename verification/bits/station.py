@@ -88,6 +88,7 @@ class Station:
         checkpoint_every_s: float = 1e9,
         scaling: Scaling | None = None,
         tick_s: float = TICK_S,
+        gpus: int = GPUS,
     ) -> None:
         self._tick_s = tick_s
         self._nursery = nursery
@@ -112,7 +113,7 @@ class Station:
         self._steering = Steering()
         self._controller = ControllerMachine(settings, self._steering.scheduler(), random.Random(0), self.now())
         self._requests = itertools.count(1)
-        self._server = _server()
+        self._server = _server(gpus)
         self._agent = AgentMachine(self._server, "1", HEARTBEAT_INTERVAL_S)
         self._events: deque[Event] = deque([Started()])
         spec = JobSpec(
@@ -179,7 +180,7 @@ class Station:
     def free_gpus(self) -> list[int]:
         """Return the GPUs without a process and outside the target."""
         taken = {gpu.index for gpu in self.job.record.target} | {entry.gpu.index for entry in self.job.workers}
-        return [gpu for gpu in range(GPUS) if gpu not in taken]
+        return [gpu.index for gpu in self._server.gpus if gpu.index not in taken]
 
     def holders(self) -> list[WorkerId]:
         """Return the workers that train with the state, by name. The board is ahead of the controller's knowledge."""
@@ -277,11 +278,11 @@ class Station:
             pass  # the report of its end is on the way
 
 
-def _server() -> Server:
+def _server(gpus: int) -> Server:
     """Return a server with two GPUs per switch and four per socket, so that joiners have near and far holders, and shared
     links."""
-    gpus = tuple(
+    there = tuple(
         Gpu(index=i, kind=GpuKind.CPU, name="CPU slot", place=GpuPlace(socket=i // 4, switch=i // 2))
-        for i in range(GPUS)
+        for i in range(gpus)
     )
-    return Server(server=SERVER, address="127.0.0.1", gpus=gpus)
+    return Server(server=SERVER, address="127.0.0.1", gpus=there)
