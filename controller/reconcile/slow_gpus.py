@@ -43,7 +43,7 @@ def costly(job: Job) -> tuple[GpuAddress, Straggler] | None:
     if order is None or order is not job.newest or job.keeps_its_size:
         return None
     status = job.statuses.get(order.roster.leader)
-    if status is None or status.phase is not WorkerPhase.TRAINING:
+    if status is None or not status.stragglers or status.phase is not WorkerPhase.TRAINING:
         return None
     left = sum(entry.state is SlowGpuState.LEFT for entry in job.record.slow)
     if left >= max(1, len(order.roster.members) // 2):
