@@ -79,11 +79,6 @@ class Collectives(RunState):
         whole sum. Raises UserError elsewhere, and for arguments that cannot work.
         """
         trainer = self._require_trainer("run.evaluate()")
-        if trainer.sharded is not None and not trainer.over:
-            raise UserError(
-                "run.evaluate() was called in the loop, and the model is under fully_shard: workers evaluate different "
-                "numbers of batches, and each layer is gathered from all of them at once. Call it after the loop"
-            )
         models = [trainer.held.parts.model] if model is None else [trainer.held.parts.model, model]
 
         def evaluation(seeds: tuple[int | str, ...]) -> Evaluation:

@@ -165,6 +165,7 @@ class Stepping:
         self.left = ""  # error message if the script has left its loop in the middle of a step
         self._updating = False
         self.body_begins: Callable[[], None] = lambda: None  # called before the script gets a batch
+        self.functions_due: Callable[[], bool] = lambda: False  # whether functions of `run.every` follow the last step
         self._proposal = 0
         self._next_workers: tuple[str, ...] = ()  # of the generation that this worker proposes
         self._decided = 0  # number of the generation that begins behind the step in progress; 0: none
@@ -397,6 +398,8 @@ class Stepping:
         self._batches.clear()
         if not bodies:
             self.complete_own_part()
+        if self._sharded is not None and self._held.next_step > step.step:
+            self._end_sharded(self._sharded)
         if counters is not None:
             applied = self._held.next_step > self._step
             counters.step_ends(self._bodies_before(self._recipe.virtual_workers) if applied else 0)
@@ -797,8 +800,13 @@ class Stepping:
         computed = self._once_computed()
         self._communicator.part_issued(computed)
         part = Part(self._step, tuple(self._hosted))
-        if not self._evaluate(part, computed):
-            self._complete(part, computed)
+        try:
+            if not self._evaluate(part, computed):
+                self._complete(part, computed)
+        except CommunicatorBroken:
+            if self._rounds is not None:
+                self._rounds.step_failed()
+            raise
 
     def _complete(self, part: Part, before_update: Callable[[], None]) -> None:
         """Reduce the gradient, unless an evaluation has done so; read the word and the payloads; apply the update.
@@ -957,12 +965,16 @@ class Stepping:
         whole = Whole.TO_END
         if self._held.parts.divided is not None:
             whole = self._held.parts.divided.assemble(self._communicator, self.finished, self._leads)
-        if self._sharded is not None and self._decided and not self._sharded.over:
-            known = self._next_workers if self._decided == self._proposal else None
-            self._sharded.hand_over(self._communicator, known)
-        if self._sharded is not None:
             self._mutation_guard.moved()
         self._tell(StepApplied(self._step, self._sampler.next_epoch, goes_on, whole))
+
+    def _end_sharded(self, sharded: FullySharded) -> None:
+        """End a step of a model under `fully_shard`, when the script asks for the next batch. Raises StateLost."""
+        stay = self._next_workers if self._decided == self._proposal else None
+        ends = self._next_epoch(self._step + 1) != self._next_epoch(self._step)
+        looks = ends or self.functions_due()
+        sharded.step_ends(self._communicator, self.finished, self._decided > 0, stay, looks)
+        self._mutation_guard.moved()
 
     def _next_epoch(self, step: int) -> int:
         """Return the epoch of `step`, which has to be the next step of the sampler."""

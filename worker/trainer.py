@@ -190,6 +190,9 @@ class Trainer:
             functions,
             self._remarks,
         )
+        self.stepping.functions_due = lambda: self.step_boundary.functions_due
+        if self.sharded is not None:
+            self.sharded.leads = lambda: self.is_leader
         self._first: Instruction | None = None  # to be carried out before all others
         self._entered: EnterGeneration | None = None  # the generation in use
         self._failure: str | None = None  # reason why its communicator cannot be used any more

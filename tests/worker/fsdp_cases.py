@@ -210,8 +210,11 @@ def mistake(
     in_body: Callable[[Two, torch.Tensor], None] = lambda model, x: None,
     behind: Callable[[Two, torch.Tensor], None] = lambda model, x: None,
     between: Callable[[Two], None] = lambda model: None,
+    backward: bool = True,
 ) -> list[Any]:
-    """Return the message with which the runtime refuses the script's code in the second step."""
+    """Return the message with which the runtime refuses the script's code in the second step.
+
+    backward: whether the body calls it in this step."""
     model = Two()
     for layer in (model.first, model.second):
         fully_shard(layer, mesh=run.mesh())
@@ -224,7 +227,8 @@ def mistake(
             for x, y in batches:
                 if run.steps_done == 1:
                     in_body(model, x)
-                functional.cross_entropy(model(x), y).backward()
+                if backward or run.steps_done != 1:
+                    functional.cross_entropy(model(x), y).backward()
                 if run.steps_done == 1:
                     behind(model, x)
                 optimizer.step()
@@ -299,12 +303,29 @@ def set_factor(model: Two, x: torch.Tensor) -> None:
         layer.set_gradient_divide_factor(2.0)  # type: ignore[operator]
 
 
-def call_between(model: Two) -> None:
-    model(torch.zeros(1, 12))
-
-
-def read_between(model: Two) -> None:
+def read(model: Two, x: torch.Tensor) -> None:
     assert float(model.head.weight.norm()) < 0, "it was read"
+
+
+def sum_up(model: Two, x: torch.Tensor) -> None:
+    norm: Any = model.head.weight.norm()
+    assert norm.full_tensor() < 0, "it was read"
+
+
+def penalise(model: Two, x: torch.Tensor) -> None:
+    weight: Any = model.head.weight
+    weight.full_tensor().square().sum().backward()
+
+
+def leave_out(model: Two, x: torch.Tensor) -> None:
+    model.head.weight.grad = None
+
+
+def differentiate(model: Two, x: torch.Tensor) -> None:
+    """Ask for gradients that plain training would have."""
+    own = [*model.parameters()]
+    found = torch.autograd.grad(model(x).sum(), own, allow_unused=True)
+    assert all(each is None for each in found)
 
 
 def change_between(model: Two) -> None:
@@ -324,6 +345,9 @@ hooked = partial(mistake, in_body=hook)
 changed_in_forward = partial(mistake, in_body=change_in_forward)
 set_factor_behind = partial(mistake, in_body=set_factor)
 twice = partial(mistake, behind=again)
-read_between_steps = partial(mistake, between=read_between)
-called_between = partial(mistake, between=call_between)
+number_read = partial(mistake, in_body=read)
+summed_up = partial(mistake, in_body=sum_up)
+penalised = partial(mistake, in_body=penalise)
+left_out = partial(mistake, behind=leave_out)
+differentiated = partial(mistake, in_body=differentiate, backward=False)
 changed_between = partial(mistake, between=change_between)

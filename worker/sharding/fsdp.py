@@ -13,6 +13,7 @@ without them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,11 @@ from .mesh import Mesh, info
 SEEN = (
     "a gradient was read or changed between backward() and optimizer.step(), and under fully_shard no worker has it "
     "there. To clip the step's gradient: run.clip(1.0), or prepare(…, max_grad_norm=1.0)"
+)
+DIRECT = (
+    "the loss of a loop body contains a parameter under fully_shard itself (such as a penalty of its norm): its gradient "
+    "would pass by the layer's. Compute the term in the forward pass of the module that has the parameter, or use the "
+    "optimizer's weight_decay="
 )
 KINDS = (torch.float32, torch.float64)
 _OF_GROUPS = (
@@ -104,11 +110,17 @@ class Parameter:
         return 0 if gathered is None else gathered._version
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether the backward pass has left a gradient, which FSDP has not yet reduced."""
+        gathered = getattr(self.own, "_unsharded_param", None)
+        return self.own.unsharded_accumulated_grad is not None or (gathered is not None and gathered.grad is not None)
+
+    @property
     def has_hooks(self) -> bool:
         """Whether the script has registered functions for the parameter's gradient, which FSDP passes by or calls with
         a gradient that no worker has."""
         behind: Any = getattr(self.tensor, "_post_accumulate_grad_hooks", None) or {}
-        return bool(self.tensor._backward_hooks) or any(each is not hide for each in behind.values())
+        return bool(self.tensor._backward_hooks) or any(not isinstance(each, Hide) for each in behind.values())
 
     @property
     def _local(self) -> torch.Tensor:
@@ -187,10 +199,32 @@ class Hidden(torch.Tensor):
         return tree_map(hidden, function(*tree_map(plain, given), **tree_map(plain, named or {})))
 
 
-def hide(parameter: torch.Tensor) -> None:
-    """Refuse changes of a parameter's gradient, which FSDP has just set."""
-    grad: Any = parameter.grad
-    grad._local_tensor = Hidden.of(grad._local_tensor)
+class Hide:
+    """Refuses changes of the parameters' gradients in a loop body, which FSDP sets. Called when a gradient is set."""
+
+    def __init__(self) -> None:
+        self.expects = False  # FSDP is about to set gradients
+        self._hidden: dict[int, tuple[Any, torch.Tensor, int]] = {}
+
+    def begin(self) -> None:
+        """Begin a loop body."""
+        self._hidden = {}
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        """Hide a parameter's gradient. Raises UserError if FSDP has not set it."""
+        if not self.expects:
+            raise UserError(DIRECT)
+        grad: Any = parameter.grad
+        plain: torch.Tensor = grad._local_tensor
+        grad._local_tensor = Hidden.of(plain)
+        self._hidden[id(parameter)] = grad, plain, plain._version
+
+    def has_left(self, parameter: torch.Tensor) -> bool:
+        """Return whether a parameter's gradient is as FSDP has set it in this body."""
+        grad, plain, version = self._hidden.get(id(parameter), (None, None, 0))
+        if parameter.grad is not grad:
+            return False
+        return grad is None or plain is None or (grad._version == 0 and plain._version == version)
 
 
 class Layer:
@@ -212,8 +246,26 @@ class Layer:
         """Number of elements of a reduced gradient on each worker, with FSDP's padding."""
         return sum(each.own.padded_sharded_param_size.numel() for each in self.trained)
 
-    def take_over(self, gather: Any, reduce: Any, taken: Any) -> None:
-        """Replace FSDP's collectives, and let it add gradients without a factor."""
+    @property
+    def reduced_type(self) -> torch.dtype:
+        """Type in which gradients are added up, by the mixed-precision policy."""
+        policy = self.group.mp_policy
+        found: torch.dtype = policy.reduce_dtype or policy.param_dtype or self.parameters[0].tensor.dtype
+        return found
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the backward pass has left a gradient in some parameter, which FSDP has not yet reduced."""
+        return any(each.has_gradient for each in self.trained)
+
+    def take_over(
+        self, gather: Any, reduce: Any, taken: Any, behind_backward: Callable[[Layer, Callable[[], None]], None]
+    ) -> None:
+        """Replace FSDP's collectives, and let it add gradients without a factor.
+
+        behind_backward: called with this layer and FSDP's work behind its backward pass, in place of this work.
+        """
+        self.group.post_backward = partial(_post_backward, self, self.group.post_backward, behind_backward)
         self._settings = {
             "_all_gather_comm": gather,
             "_reduce_scatter_comm": reduce,
@@ -252,6 +304,10 @@ class Layer:
         self.group._to_sharded()
 
 
+def _post_backward(layer: Layer, work: Callable[[], None], behind: Callable[..., None], *unused: Any) -> None:
+    behind(layer, work)
+
+
 def states_of(model: torch.nn.Module) -> list[Any]:
     """Return FSDP's states of the model's modules, in their order, each once."""
     states: list[Any] = []
@@ -272,15 +328,41 @@ def reset(states: Sequence[Any]) -> None:
             state._reset_iter_state()
 
 
-def watch_calls(model: torch.nn.Module, check: Callable[[], None]) -> None:
-    """Let `check` be called before each forward pass of a module to which the script has applied `fully_shard`."""
+def watch_calls(model: torch.nn.Module, check: Callable[[], None], frees: Callable[[], bool]) -> None:
+    """Let `check` be called before each forward pass of a module to which the script has applied `fully_shard`.
+
+    Also before a method given to `register_fsdp_forward_method`. frees: returns whether the root's parameters are freed
+    behind the pass, as FSDP does not.
+    """
 
     def before(*given: Any) -> None:
         check()
 
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
+    for state in states_of(model):
+        free = partial(_free_root, state, frees)
+        for module in state._modules:
             module.register_forward_pre_hook(before, prepend=True)
+            module.register_forward_hook(free)
+        own = state._pre_forward, state._post_forward  # as methods call them; modules call the hooks
+        state._pre_forward = partial(_checked, check, own[0])
+        state._post_forward = partial(_freed, own[1], free)
+
+
+def _checked(check: Callable[[], None], work: Callable[..., Any], *given: Any) -> Any:
+    check()
+    return work(*given)
+
+
+def _freed(work: Callable[..., Any], free: Callable[[], None], *given: Any) -> Any:
+    output = work(*given)
+    free()
+    return output
+
+
+def _free_root(state: Any, frees: Callable[[], bool], *given: Any) -> None:
+    if state._is_root and frees():
+        for group in state._fsdp_param_groups:
+            group.reshard()
 
 
 def layers_of(model: torch.nn.Module, mesh: Mesh | None) -> list[Layer]:
@@ -379,31 +461,22 @@ def _check_all_found(model: torch.nn.Module, layers: Sequence[Layer]) -> None:
             )
 
 
-def without_parts(value: Any, whole: bool) -> Any:
+def without_parts(value: Any, keep: bool) -> Any:
     """Return a value to be saved, with plain tensors in place of the parameters under `fully_shard`.
 
-    value: as of `state_dict`: mappings, lists and tuples. whole: this worker has all of each parameter. Raises
-    UserError if it has not.
+    value: as of `state_dict`: mappings, lists and tuples. keep: False puts an empty tensor in place of each. A collective
+    if this worker has parts of them. Raises UserError if the parts are of other workers than the present ones.
     """
     if isinstance(value, DTensor):
-        if not whole:
-            raise UserError(
-                "run.save() was called in the loop for parameters under fully_shard, of which each worker has a part "
-                "there: call it after the loop. `elasticctl export` writes the job's checkpoints"
-            )
-        if value.device_mesh.size() > 1:
-            raise UserError(
-                "run.save() was given copies of parameters under fully_shard that were made in the loop, where each worker "
-                "has a part of them: after the loop, save the model as it is there"
-            )
         tensor: Any = value.detach()
-        return tensor._local_tensor
+        whole = tensor._local_tensor if value.device_mesh.size() == 1 else tensor.full_tensor()
+        return whole if keep else whole.new_empty(0)
     if isinstance(value, dict):
         found = type(value)() if type(value).__name__ == "OrderedDict" else {}
-        found.update((key, without_parts(each, whole)) for key, each in value.items())
+        found.update((key, without_parts(each, keep)) for key, each in value.items())
         return found
     if type(value) in (list, tuple):
-        return type(value)(without_parts(each, whole) for each in value)
+        return type(value)(without_parts(each, keep) for each in value)
     return value
 
 

@@ -10,8 +10,12 @@ Workers that are going to leave send their rows to those that stay, behind their
 are lost with a worker are nowhere else: then all workers end, and the job goes on from its last checkpoint (StateLost).
 
 *Checkpoints are whole*, in the format without division. A worker that is going to save gets all rows (`assemble`), in
-the host's memory. After the job's last step every worker gets all parameters (`gather`), so that code behind the loop
-finds a whole model.
+the host's memory.
+
+*Between two steps the model is whole* where the script has code: between two epochs, and in functions of `run.every`.
+Behind the step before, every worker gets all parameters (`step_ends`), beside its rows' part of the optimizers' state.
+So evaluations, samples and saved files are computed by each worker alone, and may differ in number. The next step
+begins with the rows again. After the job's last step the model stays whole (`gather`).
 
 *Updates* are made from this worker's rows alone, as for a divided optimizer state (`pieces.update`). For clipping, the
 norm of each parameter's gradient is computed by one worker that has received all of its rows: a norm of parts would
@@ -59,7 +63,7 @@ class FullySharded(WholeWishes):
         self.layers = layers_of(model, mesh)
         self._states = states_of(model)
         self.parameters: list[Parameter] = [each for layer in self.layers for each in layer.parameters]
-        watch_calls(model, self._check_call)
+        watch_calls(model, self._check_call, lambda: self._rounds is None or not self._rounds.in_body)
         self._by_tensor = {id(each.tensor): each for each in self.parameters}
         check_elementwise(optimizers, "fully_shard")
         self.optimizers = list(optimizers)
@@ -75,6 +79,8 @@ class FullySharded(WholeWishes):
         self._in_order = sorted(self.parameters, key=lambda each: order[id(each.tensor)])  # the model's
         self._trained = [each.tensor.requires_grad for each in self.parameters]
         self.over = False  # the training is over, and each worker has all parameters
+        self._is_whole = False  # each worker has all parameters until the next step begins
+        self.leads: Callable[[], bool] = lambda: True  # whether this worker writes the job's files
         self._workers: list[str] = []
         self._rank = 0
         self._begins = True  # the generation's first step has not begun
@@ -106,12 +112,16 @@ class FullySharded(WholeWishes):
         reset(self._states)
 
     def _check_call(self) -> None:
-        """Raise UserError if the script calls the model between two loop bodies, where workers may do different things."""
-        if self._division is not None and not self.over and self._rounds is not None and not self._rounds.in_body:
+        """Raise UserError if the script calls the model where it is divided and workers may do different things."""
+        if self._division is not None and not (self.over or self._is_whole or self._is_in_step):
             raise UserError(
-                "the model was called in the loop over run.epochs(), but in no loop body before optimizer.step(): "
-                "under fully_shard each worker has a part of it there. Call it in the body, or after the loop"
+                "the model was called in the loop over run.epochs(), where neither a loop body runs nor all of its batches "
+                "are read: under fully_shard each worker has a part of it there. Call it in the body, or between two epochs"
             )
+
+    @property
+    def _is_in_step(self) -> bool:
+        return self._rounds is not None and self._rounds.in_step
 
     # -- the state's header and tensors
 
@@ -211,7 +221,11 @@ class FullySharded(WholeWishes):
                 "it: change the model before prepare(), or leave fully_shard out"
             )
         if not self._begins:
+            if self._is_whole and self._division is not None:
+                self._hold(self._division, self._with_values(), self._mesh_info(len(self._workers), self._rank))
             return
+        if self._rounds is not None and self._division is not None:
+            self._rounds.meet("the first step with other workers")
         mine = self._division is not None or self._sole == self._workers[self._rank]
         having = self._step if self._division is not None else applied if mine else NO_STATE
         payloads = exchange(communicator, {"step": having, "division": self.plain()})
@@ -284,7 +298,11 @@ class FullySharded(WholeWishes):
             span = each.rows(rank, size) if rank is not None else Interval(each.position, 0, 0)
             pieces.append(_compact(self._composed(each, span, [own[each.position]] if own else [], received)))
         communicator.wait(communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))  # all have everything
-        self._hold(target, pieces, info(self._device.type, rank, size) if rank is not None else None)
+        self._hold(target, pieces, self._mesh_info(size, rank) if rank is not None else None)
+
+    def _mesh_info(self, size: int, rank: int) -> Any:
+        gather = self._rounds.gather_tensor if self._rounds is not None else None
+        return info(self._device.type, rank, size, gather)
 
     def _composed(self, parameter: Parameter, span: Interval, own: Sequence[Piece], received: Sequence[Piece]) -> Piece:
         if not span.size:
@@ -297,7 +315,7 @@ class FullySharded(WholeWishes):
 
     def _hold(self, division: Division, pieces: list[Piece], mesh_info: Any) -> None:
         """Go on with these rows. mesh_info: None: this worker leaves."""
-        self._division, self._sole = division, None
+        self._division, self._sole, self._is_whole = division, None, False
         values = [each.state.pop(VALUES) for each in pieces]
         self._pieces = pieces
         self.reset()
@@ -327,9 +345,14 @@ class FullySharded(WholeWishes):
     def _with_values(self) -> list[Piece]:
         """Return this worker's rows and their optimizer state, by the parameters' positions."""
         return [
-            Piece(piece.interval, {**piece.state, VALUES: each.local})
+            Piece(piece.interval, {**piece.state, VALUES: self._rows_of(each, piece)})
             for each, piece in zip(self.parameters, self._pieces, strict=True)
         ]
+
+    def _rows_of(self, parameter: Parameter, piece: Piece) -> torch.Tensor:
+        if self.over or self._is_whole:
+            return parameter.local[piece.interval.begin : piece.interval.end]
+        return parameter.local
 
     def _taken_from_optimizers(self) -> list[Piece]:
         """Return the optimizers' whole state, which is taken out of them."""
@@ -431,20 +454,47 @@ class FullySharded(WholeWishes):
             self._send_rows(communicator, [each["wants"] for each in payloads], finished)
         except CommunicatorBroken:  # the next step raises it again
             return Whole.NOT
+        self.over = finished
         if wanted:
             self.whole_at = self._step
         return greatest
 
     def to_save(self, value: Any) -> Any:
-        """Return a value with plain tensors in place of the parameters.
+        """Return a value with plain tensors in place of the parameters; on other workers than the leader, with empty ones.
 
-        Raises UserError before the training is over.
+        A collective in a loop body. Raises UserError for parts of parameters that no worker can complete any more.
         """
-        return without_parts(value, self.over)
+        return without_parts(value, self.leads())
+
+    def step_ends(self, communicator: Communicator, finished: bool, decided: bool, stay: Any, looks: bool) -> None:
+        """End a step when the script asks for the next batch: let workers leave, and let all have the whole model if the
+        script's code comes.
+
+        decided: another generation follows. stay: as in `hand_over`. looks: code between two steps comes. A collective.
+        Raises StateLost; UserError if workers do not come here together.
+        """
+        assert self._rounds is not None
+        self._rounds.step_ends()
+        if self.over or finished:
+            return
+        if decided or looks:
+            self._rounds.meet("the end of the step")
+        if decided:
+            self.hand_over(communicator, stay)
+        if looks and communicator.size == 1:
+            self._is_whole = True
+        elif looks:
+            try:
+                self._send_rows(communicator, [False] * communicator.size, True)
+            except CommunicatorBroken as error:
+                raise StateLost(f"parameters under fully_shard could not be gathered behind a step ({error})") from None
 
     def gather(self, communicator: Communicator) -> None:
         """Let every worker have all parameters, when the training is over. A collective. Raises CommunicatorBroken."""
-        if communicator.size > 1 and not self.over:
+        if communicator.size > 1 and not (self.over or self._is_whole):
+            if self._rounds is not None and self._rounds.in_step:
+                self._rounds.step_ends()
+                self._rounds.meet("the end of the training")
             self._send_rows(communicator, [False] * communicator.size, True)
         self.over = True
 
@@ -454,7 +504,8 @@ class FullySharded(WholeWishes):
         over: the parameters' alone to the others, which then have all of them.
         """
         owners = {self._sole} if self._division is None else {each.owner for each in self._division.owners}
-        own = self._with_values() if self._workers[self._rank] in owners else []  # a joiner may have none yet
+        has_rows = self._workers[self._rank] in owners  # a joiner may have none yet, and who leaves has none any more
+        own = self._with_values() if has_rows else []
         outgoing = [
             (rank, piece if wants[rank] else _values_of(piece))
             for rank in range(communicator.size)
@@ -467,19 +518,17 @@ class FullySharded(WholeWishes):
             self._others = received
         if not over:
             return
-        others = [_values_of(each) for each in received]
-        whole = [
-            self._composed(each, each.span, [_values_of(own[each.position])] if own else [], others)
-            for each in self.parameters
-        ]
         communicator.wait(communicator.all_reduce_max(torch.zeros(1, dtype=torch.int64)))  # all have everything
         self.reset()
+        others = [_values_of(each) for each in received]
         for layer in self.layers:
-            layer.place(
-                alone(self._device),
-                [whole[each.position].state[VALUES].to(self._device) for each in layer.parameters],
-            )
-        self.over = True
+            whole = [
+                self._composed(each, each.span, [_values_of(own[each.position])] if own else [], others)
+                for each in layer.parameters
+            ]
+            layer.place(alone(self._device), [each.state[VALUES].to(self._device) for each in whole])
+        self._is_whole = True
+        self._versions = self._present_versions()
         self._cast_shadows()
 
     @contextmanager
@@ -501,8 +550,8 @@ class FullySharded(WholeWishes):
         try:
             for each, piece in zip(self.parameters, self._pieces, strict=True):
                 interval = piece.interval
-                values = each.local[interval.begin : interval.end] if self.over else each.local
-                own = [on_host(Piece(interval, {**piece.state, VALUES: values}))] if interval.size else []
+                rows = Piece(interval, {**piece.state, VALUES: self._rows_of(each, piece)})
+                own = [on_host(rows)] if interval.size else []
                 whole = self._composed(each, each.span, own, self._others)
                 stand_ins[each.position] = whole.state.pop(VALUES).view(each.shape)
                 state = to_whole(stand_ins[each.position], whole)

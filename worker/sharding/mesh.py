@@ -2,27 +2,43 @@
 parameters.
 
 PyTorch's FSDP2 reads sizes and ranks from a mesh, and calls its process group for collectives. The process groups of an
-elastic job change with its workers, and each wait on one of them must end when a worker is lost. So this mesh has no
-process group: FSDP's collectives go through the runtime's communicator (`rounds`), and any other collective on the mesh
-is an error.
+elastic job change with its workers, and each wait on one of them must end when a worker is lost. So this mesh has none
+of PyTorch's process groups: FSDP's collectives go through the runtime's communicator (`rounds`). `Gathers` stands for a
+process group in DTensor's collectives, and only gathers (`DTensor.full_tensor()`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import UserError
 
-# Found in torch's error when a script calls a collective on the mesh, such as DTensor.full_tensor().
+# Found in torch's error when a script calls a collective on a mesh of which the workers have changed.
 NO_GROUP = (
-    "of run.mesh(), on which only fully_shard communicates: an elastic job's parameters are gathered by run.save()"
+    "of run.mesh(), on which only fully_shard communicates: parameters are gathered by full_tensor(), and in the same "
+    "loop body or code between two steps in which they were read"
 )
+SUMMED = (
+    "a sum over the workers' parts of parameters under fully_shard was asked for in a loop body (such as that of "
+    "parameter.norm()): its bits depend on the number of workers. Write parameter.full_tensor() first, or read the number "
+    "in a function of run.every or between two epochs, where each worker has the whole model"
+)
+NO_GRADIENT = (
+    "torch.autograd.grad(), or backward(inputs=...), was asked for gradients of parameters under fully_shard, and finds "
+    "none (with allow_unused=True it returns None): the loss depends on the gathered layers. Call loss.backward(), which "
+    "gives the parameters their gradients"
+)
+Gather = Callable[[torch.Tensor, torch.Tensor], None]
+_registry: Any = torch._C._distributed_c10d
 
 
 class Members:
@@ -38,14 +54,47 @@ class Members:
         return self._size
 
 
-class Mesh(DeviceMesh):
-    """A mesh of one dimension without a process group."""
+class Gathers(dist.ProcessGroup):
+    """Stands for the process group of a mesh in DTensor's collectives."""
 
-    def __init__(self, device_type: str, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, rank: int, size: int, gather: Gather) -> None:
+        """gather: gathers its second argument, of equal size on all workers, in the first. Raises UserError."""
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._gather = gather
+
+    def getBackendName(self) -> str:
+        return "elastic"
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, options: Any = None) -> Any:
+        """Gather each input."""
+        for output, own in zip(outputs, inputs, strict=True):
+            self._gather(output, own)
+        done: Any = torch.futures.Future()
+        done.set_result(None)
+        return _registry._create_work_from_future(done)  # in Python, it could be freed before PyTorch waits for it
+
+    def allreduce(self, *given: Any) -> NoReturn:
+        """Refuse: the bits of a sum depend on the number of workers."""
+        raise UserError(SUMMED)
+
+    allreduce_coalesced = reduce_scatter_tensor_coalesced = allreduce  # type: ignore[assignment]
+
+
+class Mesh(DeviceMesh):
+    """A mesh of one dimension without a process group of PyTorch's."""
+
+    def __init__(self, device_type: str, rank: int = 0, size: int = 1, gather: Gather | None = None) -> None:
+        """gather: for DTensor's collectives; None: these are errors."""
         super().__init__(device_type, torch.arange(size), _init_backend=False, _rank=rank)
         names: Any = [NO_GROUP]
         self._dim_group_names = names
         self._members = Members(rank, size)
+        if gather is not None and size > 1:
+            # DTensor's operators cache meshes of equal sizes, also retired ones: the name must stay the same.
+            self._gathers = Gathers(rank, size, gather)
+            names[0] = f"{NO_GROUP} ({size} workers)"
+            _registry._unregister_process_group(names[0])
+            _registry._register_process_group(names[0], self._gathers)
 
     def get_group(self, mesh_dim: int | str | None = None) -> Any:
         """Return the size and the rank of this worker. No collective can be called on the result."""
@@ -63,7 +112,8 @@ class Mesh(DeviceMesh):
         """Refuse to be copied or written to a file, with a parameter of which this worker may have a part only."""
         raise UserError(
             "a parameter under fully_shard was copied or saved: each worker has a part of it. Write the model by "
-            "run.save(model, path) after the loop; `elasticctl export` writes the job's checkpoints"
+            "run.save(model, path), or get plain tensors by parameter.full_tensor(), which all workers have to call; "
+            "`elasticctl export` writes the job's checkpoints"
         )
 
 
@@ -77,16 +127,26 @@ def _number(operator: Any, given: Any, named: Any) -> Any:
     mesh, whole = tensor.device_mesh, all(each.is_replicate() for each in tensor.placements)
     if isinstance(mesh, Mesh) and mesh.size() > 1 and not whole and not math.isnan(found):
         raise UserError(
-            "a number was read from parameters under fully_shard in the loop (such as float(parameter.norm())), where "
-            "each worker has a part of them: read it before or after the loop"
+            "a number was read from parameters under fully_shard in a loop body (such as float(parameter.norm())), where "
+            "each worker has a part of them: write parameter.full_tensor() first, or read it in a function of run.every "
+            "or between two epochs, where each worker has the whole model"
         )
     return found
 
 
+def _backward(inner: Callable[..., Any], outputs: Any, gradients: Any, *given: Any, **named: Any) -> Any:
+    """Handle torch.autograd.grad() and backward(). given: two flags, and the tensors of which gradients are wanted."""
+    if any(isinstance(each, DTensor) and isinstance(each.device_mesh, Mesh) for each in given[2]):
+        raise UserError(NO_GRADIENT)
+    return inner(outputs, gradients, *given, **named)
+
+
+_autograd: Any = torch.autograd
+_autograd._engine_run_backward = partial(_backward, _autograd._engine_run_backward)
 _handlers: Any = DTensor._op_dispatcher._custom_op_handlers
 _handlers[torch.ops.aten._local_scalar_dense.default] = _number
 
 
-def info(device_type: str, rank: int, size: int) -> FSDPMeshInfo:
-    """Return FSDP's description of a mesh of `size` workers."""
-    return FSDPMeshInfo(Mesh(device_type, rank, size), shard_mesh_dim=0)
+def info(device_type: str, rank: int, size: int, gather: Gather | None = None) -> FSDPMeshInfo:
+    """Return FSDP's description of a mesh of `size` workers. gather: as in `Mesh`."""
+    return FSDPMeshInfo(Mesh(device_type, rank, size, gather), shard_mesh_dim=0)

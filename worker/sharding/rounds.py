@@ -11,7 +11,10 @@ of all workers' gradients, and adds them to its tree. So of a layer's gradient a
 each. With W = 1 FSDP calls no collective, and `_Taken` takes the gradient.
 
 Bodies that use layers in another order than on other workers would exchange wrong data, or wait for ever. Therefore the
-workers compare what each of them is about to do, before each collective and behind each body.
+workers compare what each of them is about to do, before each collective and behind each body (`meet`).
+
+The model may also be called without a gradient, in a body and behind its `optimizer.step()` (an evaluation), and a
+parameter may be gathered (`DTensor.full_tensor()`): workers are at the same place of their scripts there.
 
 A loop body cannot be interrupted and continued. If a worker is lost in it, its rows are lost anyway, and this process
 ends.
@@ -19,8 +22,11 @@ ends.
 
 from __future__ import annotations
 
+import os
+import sys
 import zlib
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -28,11 +34,33 @@ import torch
 from ...protocol.errors import UserError
 from ..communication.communicator import Communicator, CommunicatorBroken
 from ..gradients.reduction import TreeAccumulator, are_siblings
-from .fsdp import SEEN, Layer, Parameter, hide
+from ..inband import exchange
+from ..own_code import loop_frame
+from ..save_calls import is_for_leader
+from .fsdp import SEEN, Hide, Layer, Parameter
 
 UNLIKE = (
     "loop bodies of one step have used the layers under fully_shard in different orders, or different ones: each layer "
     "is gathered from all workers, so all bodies have to run the same layers, with one backward() each"
+)
+ONE_ALONE = (
+    "{line} uses the model under fully_shard on one worker alone, under a condition on its rank: each layer is gathered "
+    "from all workers, which have to make the same call. Make it on all of them (run.save writes once for the job, and "
+    "run.log prints once), or in a function of run.every or between two epochs, where each worker has the whole model"
+)
+TWICE = (
+    "a layer under fully_shard was used twice in one loop body, or backward() was called twice: its gradient would be "
+    "added up in another order than without fully_shard. For several backward() of one batch, call "
+    "model.set_requires_gradient_sync(False) before all but the last one, and model.set_requires_gradient_sync(True) "
+    "before the last. For a layer that is used twice, call fully_shard on the module that calls the layer instead"
+)
+OUTSIDE = (
+    "backward() was called for the model under fully_shard outside a loop body, or behind its optimizer.step(): no worker "
+    "has the gradient there. Evaluate under torch.no_grad()"
+)
+NOTHING_LEFT = (
+    "a backward pass through the model has left no gradient in any of its parameters, as that of torch.autograd.grad() "
+    "does: under fully_shard a loop body calls loss.backward() alone, which gives the parameters their gradients"
 )
 
 
@@ -63,10 +91,11 @@ class Rounds:
         self._communicator = Communicator.alone()
         self._shows = False
         self.in_body = False
+        self._hide = Hide()
         for layer in layers:
-            layer.take_over(_Gather(self, layer), _Reduce(self, layer), _Taken(self, layer))
+            layer.take_over(_Gather(self, layer), _Reduce(self, layer), _Taken(self, layer), self._backward_comes)
             for each in layer.trained:
-                each.tensor.register_post_accumulate_grad_hook(hide)  # type: ignore[no-untyped-call]
+                each.tensor.register_post_accumulate_grad_hook(self._hide)  # type: ignore[no-untyped-call]
         self.begin()
 
     def enter(self, communicator: Communicator) -> None:
@@ -81,6 +110,7 @@ class Rounds:
         self._round = -1
         self._trees: list[TreeAccumulator[torch.Tensor]] = [TreeAccumulator(self.leaves) for _ in self.layers]
         self.in_body = False
+        self.in_step = False  # the script is in a body or behind it, and makes the same calls as on other workers
 
     def count(self) -> int:
         """Return the number of rounds of the step in progress, equal on all workers."""
@@ -90,15 +120,16 @@ class Rounds:
 
     def body_begins(self) -> None:
         """Begin the next body of the step."""
+        self._reset()  # behind the body before, the script may have called the model
         self._round += 1
-        self._reduced: dict[
-            int, tuple[torch.Tensor, int]
-        ] = {}  # by layer: FSDP's gradient of this body, and its version
+        self._reduced: set[int] = set()  # numbers of the layers with a gradient of this body
+        self._has_gradient = False  # of some parameter
+        self._hide.begin()
         for each in self.trained:
             each.tensor.grad = None
         self._versions = [each.version for layer in self.layers for each in layer.parameters]
         self._gathered = [each.gathered_version for layer in self.layers for each in layer.parameters]
-        self.in_body = True
+        self.in_body = self.in_step = True
 
     def body_ends(self) -> None:
         """End a body.
@@ -111,7 +142,7 @@ class Rounds:
         self._reset()
         if not self._shows:
             self._check_untouched()
-            self._compare(f"end of {sorted(self._reduced)}")
+            self.meet(f"the end of a body with gradients of {sorted(self._reduced)}")
             for number, layer in enumerate(self.layers):
                 if number not in self._reduced:
                     self._add(layer, [None] * self._communicator.size)
@@ -127,18 +158,19 @@ class Rounds:
                 "body runs once for each virtual worker, and under fully_shard each worker has a part of the parameter. "
                 "What the forward pass changes is to be a buffer"
             )
-        known = set()
-        for output, version in self._reduced.values():
-            if output._version != version:
-                raise UserError(SEEN)
-            known.add(output.untyped_storage().data_ptr())
-        for each in self.trained:
-            grad: Any = each.tensor.grad
-            own = getattr(grad, "_local_tensor", None)
-            if grad is not None and (
-                own is None or grad._version != 0 or own.untyped_storage().data_ptr() not in known
-            ):
-                raise UserError(SEEN)
+        if self._reduced and not self._has_gradient:
+            raise UserError(NOTHING_LEFT)
+        if not all(self._hide.has_left(each.tensor) for each in self.trained):
+            raise UserError(SEEN)
+
+    def step_failed(self) -> None:
+        """Take note that the step is not applied: what the script computes behind it does not count."""
+        self._shows = True
+
+    def step_ends(self) -> None:
+        """End the step, when the script asks for the next batch."""
+        self.in_step = False
+        self._reset()
 
     def total(self) -> list[torch.Tensor]:
         """Return this worker's rows of the step's gradient, the mean over all virtual workers, for each trained
@@ -153,7 +185,7 @@ class Rounds:
             assert (root.lo, root.hi) == (0, self.leaves), (
                 f"the gradient of [{root.lo}, {root.hi}) is not that of a step"
             )
-            flat = root.buffer
+            flat = root.buffer.to(layer.parameters[0].tensor.dtype)
             if self.leaves > 1:
                 flat.div_(self.leaves)
             offset = 0
@@ -169,18 +201,42 @@ class Rounds:
         if self._shows:
             output.zero_()
             return
-        self._compare(f"gather {layer.number}")
+        self.meet(f"a use of layer {layer.number}")
+        self._gather_all(output, own)
+
+    def gather_tensor(self, output: torch.Tensor, own: torch.Tensor) -> None:
+        """Gather a parameter for the script, which calls `DTensor.full_tensor()`. Raises UserError."""
+        if self._shows:
+            output.zero_()
+            return
+        if not self.in_step or output.numel() != own.numel() * self._communicator.size:
+            raise UserError(
+                "a copy of parameters under fully_shard that was made in a loop body was read behind it, and each worker has "
+                "a part of it: read it in the body (full_tensor()), or read the model itself between two steps"
+            )
+        self.meet(f"full_tensor() of {output.numel()} elements")
+        self._gather_all(output, own)
+
+    def _gather_all(self, output: torch.Tensor, own: torch.Tensor) -> None:
         try:
             self._communicator.wait(self._communicator.all_gather(output, own))
         except CommunicatorBroken as error:
             self._end(error)
+
+    def _backward_comes(self, layer: Layer, reduce: Callable[[], None]) -> None:
+        """Handle FSDP's work behind a layer's backward pass. reduce: this work."""
+        self._has_gradient |= layer.has_gradient
+        try:
+            reduce()
+        finally:
+            self._hide.expects = False
 
     def reduce(self, layer: Layer, gradient: torch.Tensor) -> None:
         """Add all workers' gradients of a layer to the trees. gradient: this worker's, one row for each worker."""
         if self._shows:
             return
         self._take_note(layer)
-        self._compare(f"reduce {layer.number}")
+        self.meet(f"a gradient of layer {layer.number}")
         size = self._communicator.size
         rows = torch.empty_like(gradient).view(size, -1)
         try:
@@ -196,15 +252,14 @@ class Rounds:
             self._take_note(layer)
             self._add(layer, [gradient])
         gradient.fill_(torch.nan)  # a script that reads it finds no number that depends on the workers
-        self._reduced[layer.number] = gradient, gradient._version
+        self._reduced.add(layer.number)
+        self._hide.expects = True
 
     def _take_note(self, layer: Layer) -> None:
+        if not self.in_body:
+            raise UserError(OUTSIDE)
         if layer.number in self._reduced:
-            raise UserError(
-                "a layer under fully_shard was used twice in one loop body, or backward() was called twice: its "
-                "gradient would be added up in another order than without fully_shard. Call fully_shard on the module "
-                "that calls the layer instead"
-            )
+            raise UserError(TWICE if self._has_gradient else NOTHING_LEFT)
 
     def _add(self, layer: Layer, leaves: Sequence[torch.Tensor | None]) -> None:
         """Add the leaves of the present round, by rank, to a layer's tree. None: zeros."""
@@ -224,23 +279,45 @@ class Rounds:
             tree.push(leaf, gradient if adds or weight != 1.0 else gradient.clone())
 
     def _zeros(self, layer: Layer) -> torch.Tensor:
-        return layer.trained[0].local.new_zeros(layer.reduced_elements) if layer.trained else torch.zeros(0)
+        return torch.zeros(layer.reduced_elements, dtype=layer.reduced_type, device=layer.parameters[0].local.device)
 
-    def _compare(self, what: str) -> None:
-        """Compare the collective that is about to begin with other workers'. Raises UserError on all workers alike."""
-        if self._communicator.size == 1:
+    def meet(self, what: str) -> None:
+        """Compare what this worker is about to do with other workers, before a collective. Raises UserError on all
+        workers alike.
+        """
+        if self._communicator.size == 1 or self._shows:
             return
         number = zlib.crc32(f"{self._round} {what}".encode())
         both = torch.tensor([number, -number], dtype=torch.int64)
         try:
             self._communicator.wait(self._communicator.all_reduce_max(both))
+            if int(both[0]) != -int(both[1]):
+                frame = sys._getframe(1)
+                own = {"what": what, "line": _line(frame), "alone": is_for_leader(frame)}
+                raise UserError(_difference(exchange(self._communicator, own)))
         except CommunicatorBroken as error:
             self._end(error)
-        if int(both[0]) != -int(both[1]):
-            raise UserError(UNLIKE)
 
     def _end(self, error: CommunicatorBroken) -> NoReturn:
         self._lost(f"the parameters' parts were lost in a loop body ({error})")
+
+
+def _difference(told: Sequence[dict[str, Any]]) -> str:
+    """Return the sentence for workers that are about to do different things. told: by each of them."""
+    alone = [each["line"] for each in told if each["alone"]]
+    if alone and len(alone) < len(told):
+        return ONE_ALONE.format(line=alone[0])
+    first = told[0]
+    other = next((each for each in told if each["what"] != first["what"]), first)
+    return (
+        f"{UNLIKE} ({first['line']} comes to {first['what']}, and on another worker {other['line']} to {other['what']})"
+    )
+
+
+def _line(frame: FrameType) -> str:
+    """Return the line of the script's own code in which it is."""
+    own = loop_frame(frame)
+    return f"{os.path.basename(own.f_code.co_filename)}:{own.f_lineno}" if own is not None else "the script"
 
 
 class _Memory:
