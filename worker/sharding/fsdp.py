@@ -104,16 +104,21 @@ class Parameter:
         return self._local.data_ptr(), self._local._version, self.tensor._version
 
     @property
+    def gathered(self) -> torch.Tensor | None:
+        """The parameter that FSDP makes of all workers' elements, also while its memory is freed; None: not yet made."""
+        found: torch.Tensor | None = getattr(self.own, "_unsharded_param", None)
+        return found
+
+    @property
     def gathered_version(self) -> int:
         """A number that is greater after the gathered parameter has been changed in place, such as by a forward pass."""
-        gathered = getattr(self.own, "_unsharded_param", None)
-        return 0 if gathered is None else gathered._version
+        return 0 if self.gathered is None else self.gathered._version
 
     @property
     def has_gradient(self) -> bool:
         """Whether the backward pass has left a gradient, which FSDP has not yet reduced."""
-        gathered = getattr(self.own, "_unsharded_param", None)
-        return self.own.unsharded_accumulated_grad is not None or (gathered is not None and gathered.grad is not None)
+        left = self.gathered is not None and self.gathered.grad is not None
+        return left or self.own.unsharded_accumulated_grad is not None
 
     @property
     def has_hooks(self) -> bool:
@@ -257,6 +262,16 @@ class Layer:
     def has_gradient(self) -> bool:
         """Whether the backward pass has left a gradient in some parameter, which FSDP has not yet reduced."""
         return any(each.has_gradient for each in self.trained)
+
+    def fill_up(self) -> None:
+        """Give parameters that earlier backward passes of the body have left out the accumulated type: FSDP reduces
+        gradients of one type only.
+        """
+        accumulated = [each.own.unsharded_accumulated_grad for each in self.trained]
+        present = next((each for each in accumulated if each is not None), None)
+        for each, grad in zip(self.trained, accumulated, strict=True):
+            if present is not None and grad is None and each.gathered is not None:
+                each.own.unsharded_accumulated_grad = torch.zeros_like(each.gathered, dtype=present.dtype)
 
     def take_over(
         self, gather: Any, reduce: Any, taken: Any, behind_backward: Callable[[Layer, Callable[[], None]], None]
@@ -407,10 +422,6 @@ def _check_group(group: Any, mesh: Mesh | None) -> None:
             mesh is None or group.mesh_info.mesh is not mesh,
             "another mesh than run.mesh(), which follows the job's workers: fully_shard(layer, mesh=run.mesh())",
         ),
-        (
-            any((policy.param_dtype, policy.reduce_dtype, policy.output_dtype)),
-            "a mixed-precision policy: leave mp_policy out, and use torch.autocast in the loop body",
-        ),
         (type(group.offload_policy).__name__ != "OffloadPolicy", "an offload policy: leave offload_policy out"),
         (
             group.post_forward_mesh_info is not None and group.post_forward_mesh_info.mesh is not group.mesh_info.mesh,
@@ -453,12 +464,6 @@ def _check_all_found(model: torch.nn.Module, layers: Sequence[Layer]) -> None:
             raise UserError(f"the parameter {name} has no elements, which fully_shard cannot divide: leave it out")
     if len({parameter.dtype for parameter in model.parameters()}) > 1:
         raise UserError("the model has parameters of float32 and of float64: under fully_shard all are of one type")
-    for name, module in model.named_modules():
-        if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
-            raise UserError(
-                f"{name or 'the model'} is compiled: torch.compile has not been tried with fully_shard in an elastic "
-                "job"
-            )
 
 
 def without_parts(value: Any, keep: bool) -> Any:

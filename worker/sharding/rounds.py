@@ -226,6 +226,7 @@ class Rounds:
     def _backward_comes(self, layer: Layer, reduce: Callable[[], None]) -> None:
         """Handle FSDP's work behind a layer's backward pass. reduce: this work."""
         self._has_gradient |= layer.has_gradient
+        layer.fill_up()
         try:
             reduce()
         finally:
