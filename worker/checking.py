@@ -92,6 +92,18 @@ def check_model(model: Any) -> None:
         raise UserError(f"the model, a {wrapped}, has no parameters to train")
 
 
+def check_has_values(model: torch.nn.Module, device: torch.device) -> None:
+    """Raise UserError for a model on the meta device, whose tensors have shapes and no values."""
+    if device.type == "meta":
+        return
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type == "meta":
+            raise UserError(
+                f"{name} is on the meta device, so it has no values: before prepare() call model.to_empty(device=run.device), "
+                "and let the modules initialize themselves (reset_parameters), or load a state_dict"
+            )
+
+
 def check_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.optim.Optimizer]:
     """Return one or several optimizers as a list.
 

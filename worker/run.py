@@ -26,6 +26,7 @@ from .admission import check_group
 from .checking import (
     check_divided,
     check_evaluations,
+    check_has_values,
     check_model,
     check_optimizers,
     check_schedulers,
@@ -339,6 +340,7 @@ class Run(Collectives):
         wanted = Wanted(batch_size, shuffle, sampler, batch_sampler, drop_last, generator)
         options = LoaderOptions(collate_fn, num_workers, prefetch_factor, worker_init_fn, pin_memory)
         feed = feed_of(dataset, wanted, options, job)
+        check_has_values(model, self._device)
         model.to(self._device)
         check_repeatable(self._env.determinism if self._env else Determinism.ELASTIC, optimizers)
         divided: DividedState | FullySharded | None = None

@@ -20,6 +20,8 @@ from training_cases import EPOCHS, Points
 
 from elasticd.worker.run import Run
 
+ADAMW = partial(torch.optim.AdamW, lr=0.02)
+
 
 def train(
     run: Run,
@@ -28,7 +30,7 @@ def train(
     dtype: torch.dtype | None = None,
     autocast: bool = False,
     parts: int = 1,
-    optimizer: Any = partial(torch.optim.AdamW, lr=0.02),
+    optimizer: Any = ADAMW,
     make: Callable[[], Transformer] = Transformer,
 ) -> list[Any]:
     model = make().to(dtype)
@@ -109,7 +111,58 @@ checkpointed = partial(train, divide=wrapped)
 checkpointed_reentrant = partial(train, divide=partial(wrapped, kind=CheckpointImpl.REENTRANT))
 checkpointed_behind = partial(train, divide=applied)
 short = partial(train, divide=layers, dtype=torch.bfloat16)
-short_sgd = partial(train, divide=layers, dtype=torch.bfloat16, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+short_sgd = partial(
+    train, divide=layers, dtype=torch.bfloat16, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+)
 compiled_blocks = partial(train, divide=compiled)
 compiled_aot = partial(train, divide=partial(compiled, backend="aot_eager"))
 compiled_wrapped = partial(train, divide=compiled_outside)
+
+
+def on_meta() -> Transformer:
+    with torch.device("meta"):
+        return Transformer()
+
+
+def materialize(run: Run, model: Transformer, dtype: torch.dtype | None = None) -> None:
+    """As PyTorch's tutorial: fully_shard of meta tensors, then to_empty and the modules' own initialization."""
+    layers(run, model)
+    model.to_empty(device="cpu")
+    torch.manual_seed(3)
+    for module in model.modules():
+        for name in ("reset_parameters", "_reset_parameters"):
+            if hasattr(module, name):
+                getattr(module, name)()
+
+
+def init_weights(run: Run, model: Transformer) -> None:
+    """As torchtitan: one function fills the parameters, of which some are DTensors."""
+    layers(run, model)
+    model.to_empty(device="cpu")
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            torch.nn.init.trunc_normal_(parameter, std=0.02) if parameter.dim() > 1 else torch.nn.init.ones_(parameter)
+
+
+def forward_method(run: Run, model: Transformer) -> None:
+    layers(run, model)
+    body = model.forward
+
+    def logits(x: torch.Tensor) -> torch.Tensor:
+        return body(x)
+
+    model.logits = logits  # type: ignore[assignment]
+    register_fsdp_forward_method(model, "logits")
+    model.forward = lambda x: model.logits(x)  # type: ignore[method-assign,operator]
+
+
+def whole_compiled(run: Run, model: Transformer) -> None:
+    layers(run, model)
+    model.compile(backend="eager")
+
+
+from_meta = partial(train, divide=materialize, make=on_meta)
+from_meta_by_function = partial(train, divide=init_weights, make=on_meta)
+by_method = partial(train, divide=forward_method)
+compiled_whole = partial(train, divide=whole_compiled)

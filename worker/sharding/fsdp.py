@@ -35,7 +35,7 @@ DIRECT = (
     "would pass by the layer's. Compute the term in the forward pass of the module that has the parameter, or use the "
     "optimizer's weight_decay="
 )
-KINDS = (torch.float32, torch.float64)
+KINDS = (torch.float32, torch.float64, torch.bfloat16)
 _OF_GROUPS = (
     "fsdp_params",
     "mesh_info",
@@ -350,17 +350,32 @@ def watch_calls(model: torch.nn.Module, check: Callable[[], None], frees: Callab
     behind the pass, as FSDP does not.
     """
 
-    def before(*given: Any) -> None:
-        check()
-
     for state in states_of(model):
-        free = partial(_free_root, state, frees)
+        before, free = partial(_before, state, check), partial(_free_root, state, frees)
         for module in state._modules:
             module.register_forward_pre_hook(before, prepend=True)
             module.register_forward_hook(free)
         own = state._pre_forward, state._post_forward  # as methods call them; modules call the hooks
-        state._pre_forward = partial(_checked, check, own[0])
+        state._pre_forward = partial(_checked, before, own[0])
         state._post_forward = partial(_freed, own[1], free)
+
+
+def _before(state: Any, check: Callable[[], None], *given: Any) -> None:
+    check()
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):  # memory allocated in this mode could not be used by training
+            for group in state._fsdp_param_groups:
+                for own in group.fsdp_params:
+                    _allocate(own, group)
+
+
+def _allocate(own: Any, group: Any) -> None:
+    """Make the tensor in which FSDP gathers a parameter, without memory yet."""
+    if not own.all_gather_outputs:
+        dtype = group.mp_policy.param_dtype or own.sharded_param.dtype
+        size = own.padded_sharded_param_size.numel()
+        own.init_all_gather_outputs([size], [dtype], group.mesh_info.shard_mesh_size, group.device)
+        own.free_unsharded_param()
 
 
 def _checked(check: Callable[[], None], work: Callable[..., Any], *given: Any) -> Any:
@@ -411,7 +426,7 @@ def _check_group(group: Any, mesh: Mesh | None) -> None:
             f"fully_shard of torch {torch.__version__} has other internals than those that an elastic job divides anew "
             f"({missing[0]}): use torch 2.13"
         )
-    policy, comm = group.mp_policy, type(group._all_gather_comm).__name__
+    comm = type(group._all_gather_comm).__name__
     of_torch = {"DefaultAllGather", "DefaultReduceScatter"}
     for wrong, text in (
         (
@@ -456,14 +471,16 @@ def _check_all_found(model: torch.nn.Module, layers: Sequence[Layer]) -> None:
             )
         if parameter.dtype not in KINDS:
             raise UserError(
-                f"the parameter {name} is of type {parameter.dtype}: under fully_shard parameters are float32 or "
-                "float64, since shorter ones are rounded in an order that depends on where they are cut. Use "
-                "torch.autocast in the loop body"
+                f"the parameter {name} is of type {parameter.dtype}: under fully_shard parameters are float32, float64 or "
+                "bfloat16"
             )
         if not parameter.numel():
             raise UserError(f"the parameter {name} has no elements, which fully_shard cannot divide: leave it out")
     if len({parameter.dtype for parameter in model.parameters()}) > 1:
-        raise UserError("the model has parameters of float32 and of float64: under fully_shard all are of one type")
+        raise UserError(
+            "the model has parameters of several types: under fully_shard all are of one. To compute in a shorter one: "
+            "fully_shard(…, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))"
+        )
 
 
 def without_parts(value: Any, keep: bool) -> Any:

@@ -40,7 +40,7 @@ from .elementwise import check_elementwise, check_hooks
 from .fsdp import Parameter, alone, layers_of, reset, states_of, watch_calls, without_parts
 from .intervals import Interval, Owned, common
 from .mesh import Mesh, info
-from .pieces import Piece, Work, compose, cut, of_whole, on_host, to_whole, trade, update
+from .pieces import Piece, Work, compose, cut, of_whole, on_host, to_whole, trade, update, update_padded
 from .rounds import Rounds
 from .wholeness import WholeWishes
 
@@ -75,6 +75,7 @@ class FullySharded(WholeWishes):
             )
         self._check_no_hooks()
         self._device = self.parameters[0].tensor.device
+        self._is_short = self.parameters[0].tensor.dtype.itemsize == 2
         order = {id(each): number for number, each in enumerate(model.parameters())}
         self._in_order = sorted(self.parameters, key=lambda each: order[id(each.tensor)])  # the model's
         self._trained = [each.tensor.requires_grad for each in self.parameters]
@@ -418,7 +419,8 @@ class FullySharded(WholeWishes):
             for each, shadow in zip(trained, self.shadows, strict=True)
             if id(each.tensor) in groups and shadow.numel() and shadow.grad is not None
         ]
-        update(optimizer, optimizer.param_groups, work)
+        apply = update_padded if self._is_short else update
+        apply(optimizer, optimizer.param_groups, work)
 
     def committed(self, step: int) -> None:
         """End a step, whose update has been made."""

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, placement_types
 
 from ...protocol.errors import UserError
 
@@ -141,6 +141,21 @@ def _backward(inner: Callable[..., Any], outputs: Any, gradients: Any, *given: A
     return inner(outputs, gradients, *given, **named)
 
 
+def _scatter(
+    inner: Callable[..., Any], output: torch.Tensor, parts: Any, mesh: DeviceMesh, *given: Any, **named: Any
+) -> Any:
+    """Handle the collective of `distribute_tensor`. parts: one for each worker. Raises UserError in the loop."""
+    if not isinstance(mesh, Mesh):
+        return inner(output, parts, mesh, *given, **named)
+    if mesh.size() > 1:
+        raise UserError(
+            "distribute_tensor() was called with the mesh of run.mesh() in the loop: call it before prepare()"
+        )
+    return output.copy_(parts[0])
+
+
+_placements: Any = placement_types
+_placements.mesh_scatter = partial(_scatter, _placements.mesh_scatter)
 _autograd: Any = torch.autograd
 _autograd._engine_run_backward = partial(_backward, _autograd._engine_run_backward)
 _handlers: Any = DTensor._op_dispatcher._custom_op_handlers

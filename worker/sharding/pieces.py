@@ -19,7 +19,7 @@ from ..communication.communicator import Communicator
 from ..inband import exchange
 from ..plain import inline, pack, restored, unpack
 from .elementwise import class_of, one_thread
-from .intervals import Interval, common
+from .intervals import GRAIN, Interval, common
 
 PIECE_TAG = 1 << 20  # of messages; those of a whole state (`state.replication`) are far below
 FOR_ALL = frozenset({"step", "mu_product", "eta", "mu"})  # state of torch.optim's classes that is one value for all
@@ -160,6 +160,33 @@ def update(optimizer: torch.optim.Optimizer, options: Sequence[Mapping[str, Any]
         kind.step(shadow)
     for parameter, each in zip(parameters, work, strict=True):
         each.piece.state = shadow.state[parameter]
+
+
+def update_padded(optimizer: torch.optim.Optimizer, options: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> None:
+    """As `update`, for elements of 16 bits that are cut anywhere: each piece is filled up to a multiple of GRAIN.
+
+    PyTorch computes a tensor's last elements one by one, and rounds there what it keeps in 32 bits elsewhere.
+    """
+    filled = [
+        Work(each.optimizer, each.group, _filled_up(each.piece), _fill_up(each.values), _fill_up(each.gradient))
+        for each in work
+    ]
+    update(optimizer, options, filled)
+    for each, one in zip(work, filled, strict=True):
+        size = each.values.numel()
+        each.values.copy_(one.values[:size])
+        each.piece.state = {
+            key: value[:size] if _is_per_element(value) else value for key, value in one.piece.state.items()
+        }
+
+
+def _fill_up(values: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(values, (0, -values.numel() % GRAIN))
+
+
+def _filled_up(piece: Piece) -> Piece:
+    state = {key: _fill_up(value) if _is_per_element(value) else value for key, value in piece.state.items()}
+    return Piece(piece.interval, state)
 
 
 def copied(piece: Piece, interval: Interval) -> Piece:

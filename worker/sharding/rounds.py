@@ -52,7 +52,8 @@ TWICE = (
     "a layer under fully_shard was used twice in one loop body, or backward() was called twice: its gradient would be "
     "added up in another order than without fully_shard. For several backward() of one batch, call "
     "model.set_requires_gradient_sync(False) before all but the last one, and model.set_requires_gradient_sync(True) "
-    "before the last. For a layer that is used twice, call fully_shard on the module that calls the layer instead"
+    "before the last. A model that is called twice for one loss is to be called once, with both inputs (torch.cat); for a "
+    "layer that is used twice, call fully_shard on the module that calls the layer instead"
 )
 OUTSIDE = (
     "backward() was called for the model under fully_shard outside a loop body, or behind its optimizer.step(): no worker "
