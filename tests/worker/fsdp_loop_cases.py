@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from fsdp_cases import Transformer, plain_tensors
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from training_cases import EPOCHS, Points
@@ -111,7 +112,7 @@ def mistake(run: Run, behind: Callable[[Run, Transformer, Points], None], before
         run.finish()
         if kept:
             run.save(kept, files(run) / "kept.pt")
-    except UserError as error:
+    except (UserError, checkpoint.CheckpointException) as error:
         return [{}, str(error)]
     return [{}, "nothing was refused"]
 
@@ -138,6 +139,11 @@ def keep(run: Run, model: Transformer, data: Points) -> None:
     kept[:] = [each.detach().clone() for each in model.parameters()]
 
 
+def save_parts(run: Run, model: Transformer, data: Points) -> None:
+    checkpoint.save({"model": model.state_dict()}, checkpoint_id=files(run) / "never")
+
+
+saved_in_parts = partial(mistake, behind=save_parts)
 sampled = partial(mistake, behind=sample)
 sampled_before = partial(mistake, behind=sample, before=True)
 saved_by_one = partial(mistake, behind=save_one)

@@ -40,6 +40,7 @@ ALONE = "on one worker alone, under a condition on its rank"
         ("sampled", ALONE),
         ("saved_by_one", ALONE),
         ("trained_again", r"backward\(\) was called .* behind its optimizer.step"),
+        ("saved_in_parts", r"torch\.distributed\.checkpoint\.save\(\) was given parameters"),
         ("kept_copies", "a copy of parameters under fully_shard that was made in a loop body"),
         *also(("sampled_before", ALONE)),
     ],

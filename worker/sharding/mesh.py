@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, NoReturn
 
 import torch
@@ -154,6 +154,20 @@ def _scatter(
     return output.copy_(parts[0])
 
 
+def _write_items(self: DTensor, inner: Callable[..., Any], *given: Any) -> Any:
+    """Handle torch.distributed.checkpoint.save(). Raises UserError where workers have different parts."""
+    if isinstance(self.device_mesh, Mesh) and self.device_mesh.size() > 1:
+        raise UserError(
+            "torch.distributed.checkpoint.save() was given parameters under fully_shard in a loop body: without PyTorch's "
+            "process group each worker would write its part over the others'. Write run.save(model, path), or save in a "
+            "function of run.every under `if run.is_leader:`, where each worker has the whole model; `elasticctl export` "
+            "writes the job's checkpoints in that format"
+        )
+    return inner(self, *given)
+
+
+_tensor: Any = DTensor
+_tensor.__create_write_items__ = partialmethod(_write_items, _tensor.__create_write_items__)
 _placements: Any = placement_types
 _placements.mesh_scatter = partial(_scatter, _placements.mesh_scatter)
 _autograd: Any = torch.autograd
