@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -82,7 +83,11 @@ def loop_whole(run: Run, divided: bool = False) -> list[Any]:
                 assert model(data.x[:1]).shape == (1, 3), "a sample on the leader alone"
         run.save(model, files(run) / "epoch.pt")
     run.finish()
-    return [plain_tensors(model.state_dict()), state.found, torch.load(path, weights_only=True)]
+    deadline = time.monotonic() + 60
+    while (saved := torch.load(path, weights_only=True))["step"] < run.steps_done:  # the leader is still writing
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return [plain_tensors(model.state_dict()), state.found, saved]
 
 
 loop = partial(loop_whole, divided=True)
