@@ -6,12 +6,14 @@ are named in a note. As with sbatch, only lines before the first command count, 
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..protocol import images
 from ..protocol.errors import UserError
 
 HEAD_BYTES = 65536
@@ -47,6 +49,10 @@ SHORT = {
 REASONS = {
     "account": "there are no accounts",
     "chdir": "the job runs where it is submitted",
+    "container": "it names an OCI bundle of the server: --image NAME",
+    "container-mount-home": "the operator of the cluster says which directories containers have",
+    "container-mounts": "containers have the job's directory, and those that the operator of the cluster has named",
+    "container-workdir": "the job runs where it is submitted",
     "cpus-per-task": "the script runs once on each of its servers",
     "dependency": "it names jobs of Slurm: --after JOB",
     "error": "`elasticctl logs` shows what a job writes",
@@ -141,6 +147,11 @@ def _comments(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _words(where: str, text: str) -> list[str]:
+    """Return the words of a line up to its comment. As in a shell, # within a word (`nvcr.io#nvidia/pytorch`) begins none."""
+    try:
+        return list(itertools.takewhile(lambda word: not word.startswith("#"), shlex.split(text)))
+    except ValueError:  # a quotation mark in the comment
+        pass
     try:
         return shlex.split(text, comments=True)
     except ValueError as error:
@@ -265,6 +276,13 @@ def _notify(value: str) -> list[str]:
     return ["--notify", ",".join(words)] if all(words) else []
 
 
+def _image(value: str) -> list[str]:
+    """Translate an image of pyxis, `[USER@][REGISTRY#]IMAGE[:TAG]`; a file (PATH) is none here, nor is a user's name."""
+    registry, mark, name = value.removeprefix("docker://").rpartition("#")
+    image = f"{registry or 'docker.io'}/{name}"
+    return ["--image", image] if images.is_image(image) and not value.startswith(("/", ".")) else []
+
+
 _SAME: dict[str, Callable[[str], list[str]]] = {
     "job-name": _name,
     "time": _time,
@@ -272,5 +290,6 @@ _SAME: dict[str, Callable[[str], list[str]]] = {
     "signal": _signal,
     "constraint": lambda value: ["--gpu-type", value.upper()] if re.fullmatch(r"[\w-]+", value) else [],
     "mail-type": _notify,
+    "container-image": _image,
     "no-requeue": lambda value: ["--restarts", "0"],
 }

@@ -66,6 +66,8 @@ class Shell:
             raise UserError(f"run --pty: say how many GPUs, not {gpus.min} to {gpus.max}: a shell is not resized")
         if built.gpus_per_server not in (None, gpus.max):
             raise UserError("run --pty: the GPUs of a shell are on one server: leave --gpus-per-server out")
+        if built.image:
+            raise UserError("run --pty: a shell runs on the server itself: leave --image out")
         if built.array is not None or built.resume is not None:
             raise UserError("run --pty: neither an array nor a checkpoint to go on from")
         self._command = built.command

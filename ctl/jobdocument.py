@@ -48,6 +48,7 @@ def document_of(spec: JobSpec) -> dict[str, object]:
         "gpus": gpus,
         "cpus": spec.cpus or None,
         "memory": memory_text(spec.memory_bytes) if spec.memory_bytes else None,
+        "image": spec.image or None,
         "virtual_workers": spec.virtual_workers,
         "max_steps": spec.max_steps,
         "until": None if until is None else f"{until.metric} {'>=' if until.at_least else '<='} {until.bound!r}",

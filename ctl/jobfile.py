@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..protocol import images
 from ..protocol.durations import duration_s, idle_of
 from ..protocol.errors import UserError
 from ..protocol.limits import (
@@ -51,7 +52,7 @@ from ..protocol.model import (
     Sharding,
     Until,
 )
-from ..protocol.times import LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
+from ..protocol.times import IMAGE_START_TIMEOUT_S, LOAD_TIMEOUT_S, PAUSE_TIMEOUT_S, START_TIMEOUT_S
 from ..runtime.config import convert, load_yaml
 from . import arrays, aswritten, commands, resuming, shellwords
 from .batchscripts import slurm_time_s
@@ -77,13 +78,14 @@ KINDS = {
     "null": "nothing",
 }
 
-# Known fields of later versions: refused with a reason instead of being called unknown.
-NOT_YET = ("image",)
 # Fields of SkyPilot, dstack, Kubernetes and Slurm's REST interface, and the corresponding ones of a job file.
 OTHER_FIELDS = {
     "accelerators": "gpus",
-    "apiVersion": "`command: python train.py` and what else the job needs, without a container",
+    "apiVersion": "`command: python train.py`, `image: NAME`, and what else the job needs",
     "commands": "command",
+    "container": "image",
+    "docker": "image",
+    "image_id": "image",
     "envs": "env",
     "nodes": "gpus: {max: 8, per_server: 4}",
     "num_nodes": "gpus: {max: 8, per_server: 4}",
@@ -110,6 +112,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     gpus: Any = None
     cpus: Any = None
     memory: Any = None
+    image: str | None = None
     virtual_workers: int | None = None
     max_steps: int | None = None
     until: str | None = None
@@ -152,6 +155,7 @@ class Overrides(msgspec.Struct, frozen=True):
     gpus: GpuOptions = GpuOptions()
     cpus: float | None = None
     memory: str | None = None
+    image: str | None = None
     virtual_workers: int | None = None
     max_steps: int | None = None
     until: str | None = None
@@ -202,15 +206,25 @@ def build(
 
     command = _command(f"{source}: command", options.command or written.command, bool(options.command))
     workdir = _workdir(f"{source}: workdir", written.workdir, cwd, file)
-    env = _environment(f"{source}: env", written.env or {}, options.env, environ)
-    _check_program(f"{source}: command", command, workdir, env)
+    image = _image(*pick("image", options.image, written.image))
+    # Paths of this machine's programs mean nothing in a container
+    env = _environment(f"{source}: env", written.env or {}, options.env, {} if image else environ)
+    if not image:
+        _check_program(f"{source}: command", command, workdir, env)
+    elif not os.path.isabs(commands.script_of(command)):  # an absolute path may be one in the image
+        _check_script(f"{source}: command", command, workdir)
+    if image and not images.mountable(str(workdir)):
+        raise UserError(
+            f"{source}: workdir: {workdir} cannot be mounted in a container: it is the root, or has a comma, a colon or a "
+            "quote in its name"
+        )
     is_chosen = options.gpus.gpus is not None or written.gpus is not None
     if isinstance(written.gpus, dict) and options.gpus.gpus is None:
         is_chosen = "max" in written.gpus
     gpus = commands.gpus_for(command, wanted_gpus(f"{source}: gpus", written.gpus, options.gpus), is_chosen)
     processes = _processes(*pick("processes", options.processes, written.processes), command)
     restarts = _within(*pick("restarts", options.restarts, written.restarts), 0, MAX_RUN_AGAIN)
-    if lacking := commands.lacks(command, workdir, env, here=doubt is None):
+    if not image and (lacking := commands.lacks(command, workdir, env, here=doubt is None)):
         if doubt is None:
             raise UserError(f"{source}: command: {lacking}")
         doubt(lacking)
@@ -255,6 +269,7 @@ def build(
         gpu_memory_bytes=gpus.memory_bytes,
         cpus=cpus,
         memory_bytes=memory_bytes,
+        image=image,
         processes=processes,
         time_limit_s=None if time[1] is None else limit_s(*time),
         warn_s=None if warn[1] is None else duration_s(warn[1], warn[0]),
@@ -263,7 +278,9 @@ def build(
         after=_after(*pick("after", options.after or None, written.after)),
         restarts=restarts if restarts is not None or _joins(gpus.range, processes, command, workdir, env) else 0,
         must_join=written.start_timeout is not None,
-        start_timeout_s=wait_s("start_timeout", written.start_timeout, START_TIMEOUT_S),
+        start_timeout_s=wait_s(
+            "start_timeout", written.start_timeout, IMAGE_START_TIMEOUT_S if image else START_TIMEOUT_S
+        ),
         load_timeout_s=wait_s("load_timeout", written.load_timeout, LOAD_TIMEOUT_S),
         step_timeout_s=wait_s("step_timeout", written.step_timeout, None),
         pause_timeout_s=wait_s("pause_timeout", written.pause_timeout, PAUSE_TIMEOUT_S),
@@ -318,8 +335,6 @@ def _read(file: Path) -> _File:
         raise UserError(f"{file}: must hold fields such as `command: python train.py`, not a {type(document).__name__}")
     known = _File.__struct_fields__
     for field in document:
-        if field in NOT_YET:
-            raise UserError(f"{file}: {field}: this version does not support it yet")
         if field not in known:
             raise UserError(f"{file}: unknown field {field!r}{_meant(field, known)}; known are {', '.join(known)}")
     try:
@@ -476,6 +491,17 @@ def _processes(where: str, given: str | None, command: Sequence[str]) -> Process
     return _one_of(where, given, usual)
 
 
+def _image(where: str, given: str | None) -> str:
+    if given is None:
+        return ""
+    if not images.is_image(given):
+        raise UserError(
+            f"{where}: {given[:80]!r} is not the name of an image, such as docker.io/pytorch/pytorch:2.9.0: no options, "
+            "spaces or transports"
+        )
+    return given
+
+
 def _joins(gpus: GpuRange, processes: Processes, command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> bool:
     """Return whether the job probably calls `elastic.join()`. If not, its command runs only once unless the user sets
     `restarts`.
@@ -603,6 +629,10 @@ def _check_program(where: str, command: Sequence[str], workdir: Path, env: Mappi
                 f"{where}: {program} may not be executed: `chmod +x {program}`, or write its interpreter first"
             )
         raise UserError(f"{where}: there is no program {program!r}{commands.unknown_program(program)}")
+    _check_script(where, command, workdir)
+
+
+def _check_script(where: str, command: Sequence[str], workdir: Path) -> None:
     script = commands.script_of(command)
     if script and not os.path.isfile(workdir / script):
         raise UserError(f"{where}: there is no file {script} in {workdir}")

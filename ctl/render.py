@@ -507,11 +507,13 @@ def job_facts(job: JobView, now_s: float) -> Iterator[Fact]:
     yield Fact("owner", printable(owner(job)))
     yield Fact("command", printable(shlex.join(spec.command)))
     yield Fact("workdir", printable(spec.workdir))
+    if spec.image:
+        yield Fact("image", printable(spec.image))
     if spec.resume is not None:
         yield Fact("goes on from", goes_on_from(spec.resume))
     yield Fact("GPUs", f"{gpus(job)} (allowed {spec.gpus.min} to {spec.gpus.max}{by_hand})")
-    if asked := Need.of(spec):
-        yield Fact("each worker", f"{asked.each}")
+    if asked := Need.of(spec).each:
+        yield Fact("each worker", f"{asked}")
     yield Fact("resizing", resizing(job))
     yield Fact("virtual workers", f"{spec.virtual_workers}, determinism {spec.determinism.value}")
     if job.elastic:

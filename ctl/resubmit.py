@@ -114,11 +114,15 @@ def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
         "gpu_memory_bytes": gpus.memory,
         "cpus": options.cpus,
         "memory_bytes": options.memory,
+        "image": options.image,
     }
     changes: dict[str, Any] = {field: getattr(built, field) for field, value in given.items() if value is not None}
     if options.checkpoint_every is not None:
         changes["checkpoint"] = replace(before.checkpoint, every_s=built.checkpoint.every_s)
     named = {variable.partition("=")[0] for variable in options.env}
-    env = {**before.env, **{name: value for name, value in built.env.items() if name in named}}
+    kept = before.env
+    if options.image is not None and not before.image:  # paths of programs on the server mean nothing in a container
+        kept = {name: value for name, value in kept.items() if name not in CAPTURED_VARIABLES}
+    env = {**kept, **{name: value for name, value in built.env.items() if name in named}}
     again = {"env": env, "user": built.user, "deadline": built.deadline, "after": built.after}
     return replace(before, **changes, **again, array=None, resume=None)

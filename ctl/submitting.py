@@ -99,6 +99,10 @@ def submit(
         str | None,
         typer.Option(help="Memory of each worker, 16GiB: kept for it, and no more.", show_default=False),
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(help="Run each worker in a container of this image, with podman.", show_default=False),
+    ] = None,
     virtual_workers: Annotated[
         int | None, typer.Option(help="What the result depends on; default: the most GPUs.", show_default=False)
     ] = None,
@@ -267,6 +271,7 @@ def submit(
         gpus=GpuOptions(gpus, tuple(gpu_type or ()), gpu_memory, gpus_per_server),
         cpus=cpus,
         memory=memory,
+        image=image,
         virtual_workers=virtual_workers,
         max_steps=max_steps,
         until=until,

@@ -215,6 +215,9 @@ class Allocatable(Value, frozen=True, kw_only=True):
     unheld: str = ""  # why a worker's requested limits cannot be enforced; "": they can be
 
 
+EARLIER_AGENT = "its agent is of an earlier version"
+
+
 class Server(Value, frozen=True, kw_only=True):
     """A server as its agent reports it."""
 
@@ -228,6 +231,7 @@ class Server(Value, frozen=True, kw_only=True):
     wiring: Wiring = Wiring()
     checkpoints: Storage | None = None  # None: unknown
     allocatable: Allocatable | None = None  # None: an earlier version of the agent, which enforces no limits of jobs
+    no_containers: str = EARLIER_AGENT  # why no worker is started in a container here; "": workers can be
 
 
 class GpuRange(Value, frozen=True, kw_only=True):
@@ -437,6 +441,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     gpu_memory_bytes: int = 0  # least memory of each of its GPUs
     cpus: float = 0.0  # processor cores that each worker may use, and that are kept for it; 0: neither
     memory_bytes: int = 0  # of the server, likewise
+    image: str = ""  # each worker runs in a container made of this image; "": on the server itself
     snapshot: Snapshot | None = None  # the job runs in a copy of these files; None: in `workdir` itself
     resume: ResumeFrom | None = None  # checkpoint from which the job starts; None: the initial state
     scaling: Scaling | None = None  # None: the batch has one size, unless the script changes it

@@ -97,6 +97,7 @@ def leadership(lease_s: int) -> Leadership:
 # ------------------------------------------------------------------------------------------------------ a worker's start
 
 START_TIMEOUT_S = 600.0  # from its start to `elastic.join()`, unless the job sets another time
+IMAGE_START_TIMEOUT_S = 3600.0  # likewise, for a job with a container image, which a server may have to fetch first
 LOAD_TIMEOUT_S = 3600.0  # from `elastic.join()` to the training loop: model, data
 JOIN_NOTICE_S = 60.0  # after which a command that should call `elastic.join()` counts as one that does not
 SILENT_SERVER_S = 300.0  # after a lost lease, until processes there that must not run twice count as ended

@@ -1,4 +1,4 @@
-"""Processor cores and memory that each worker of a job requests, and that a server has for its jobs. Pure.
+"""Processor cores, memory and a container that each worker of a job requests, and that a server has for its jobs. Pure.
 
 A job that requests neither does not count, and shares the cores and memory that other jobs leave. Cores are
 counted in thousandths, so that sums are exact.
@@ -6,9 +6,9 @@ counted in thousandths, so that sums are exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..protocol.model import JobSpec, Processes, Server
+from ..protocol.model import EARLIER_AGENT, JobSpec, Processes, Server
 from ..protocol.texts import memory_text
 
 GIB = 1 << 30
@@ -57,18 +57,27 @@ def cores_text(millicores: int) -> str:
 
 @dataclass(frozen=True)
 class Need:
-    """Cores and memory that each worker of a job requests. `whole`: one worker has all of the job's GPUs on its server."""
+    """Cores and memory that each worker of a job requests. `whole`: one worker has all of the job's GPUs on its server.
+    `container`: each worker runs in a container.
+    """
 
     each: Amounts = Amounts()
     whole: bool = False
+    container: bool = False
 
     @classmethod
     def of(cls, spec: JobSpec) -> Need:
         each = Amounts(round(1000 * spec.cpus), spec.memory_bytes)
-        return cls(each, spec.processes is Processes.PER_SERVER) if each else cls()
+        container = bool(spec.image)
+        return cls(each, spec.processes is Processes.PER_SERVER, container) if each or container else cls()
 
     def __bool__(self) -> bool:
-        return bool(self.each)
+        return bool(self.each) or self.container
+
+    def __str__(self) -> str:
+        """Return such as "4 cores and a container"."""
+        wanted = [*([str(self.each)] if self.each else []), *(["a container"] if self.container else [])]
+        return " and ".join(wanted) or "nothing"
 
     def of_gpus(self, gpus: int) -> Amounts:
         """Return the cores and memory of the workers that have `gpus` GPUs on one server."""
@@ -85,19 +94,25 @@ class Capacity:
     left: Amounts
     worker: Amounts = Amounts()
     unheld: str = ""  # why its agent cannot enforce a worker's limits; "": it can
+    no_containers: str = ""  # why no worker is started in a container there; "": workers can be
 
     @classmethod
     def of(cls, server: Server) -> Capacity:
         """Return the capacity that a server's agent reports. An agent of an earlier version can enforce no limit."""
         reported = server.allocatable
         if reported is None:
-            return cls(Amounts(), unheld="its agent is of an earlier version")
+            return cls(Amounts(), unheld=EARLIER_AGENT, no_containers=server.no_containers)
         left = Amounts(int(1000 * reported.cpus), reported.memory_bytes)
-        return cls(left, Amounts(int(1000 * reported.worker_cpus), reported.worker_memory_bytes), reported.unheld)
+        most = Amounts(int(1000 * reported.worker_cpus), reported.worker_memory_bytes)
+        return cls(left, most, reported.unheld, server.no_containers)
 
     def takes(self, need: Need) -> bool:
         """Return whether the server could host a worker with this need if it were empty."""
-        return not need or not (self.unheld or self.lacks(need))
+        return not need or not (self.refuses(need) or self.lacks(need))
+
+    def refuses(self, need: Need) -> str:
+        """Return why the server hosts no worker with this need, however much it has; "": it may."""
+        return (self.no_containers if need.container else "") or (self.unheld if need.each else "")
 
     def lacks(self, need: Need) -> tuple[str, ...]:
         """Return the names of the amounts of which the empty server has too little for one worker."""
@@ -120,4 +135,4 @@ class Capacity:
         return min(fits)
 
     def less(self, taken: Amounts) -> Capacity:
-        return Capacity(self.left - taken, self.worker, self.unheld)
+        return replace(self, left=self.left - taken)

@@ -190,7 +190,7 @@ class Room:
             here = {each: gpus & mask for each in self._view.needs if (gpus := placements.get(each, 0)) & mask}
             left = capacity.left - self._taken(here)
             lacking = left.lacks(need.each) or capacity.lacks(need)
-            if not mask & ~used or capacity.unheld:
+            if not mask & ~used or capacity.refuses(need):
                 continue
             if not lacking:
                 return None
@@ -198,14 +198,28 @@ class Room:
             if best is None or amount > best[0]:
                 best = amount, name, left, lacking
         if best is None:
-            return None
+            return self._no_container(need, used)
         _, name, left, lacking = best
         asked = Amounts(left.millicores if "cores" in lacking else 0, left.memory_bytes if "memory" in lacking else 0)
         what = " and ".join(lacking)
         return Reason(
             ReasonCode.RESOURCES,
-            f"waits for {what}: each worker asks for {need.each}, and of the servers with a free GPU {name} has most left, "
+            f"waits for {what}: each worker asks for {need}, and of the servers with a free GPU {name} has most left, "
             f"{asked if asked else f'no {what}'}",
+        )
+
+    def _no_container(self, need: Need, used: Gpus) -> Reason | None:
+        """Return the reason of a job whose workers need containers, where the free GPUs are on servers without them."""
+        found = [
+            (name, capacity.no_containers) for name, mask, capacity in self._servers if mask & ~used and capacity.no_containers
+        ]
+        if not need.container or not found:
+            return None
+        name, why = found[0]
+        others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        return Reason(
+            ReasonCode.RESOURCES,
+            f"waits for a server that can run its container: the free GPUs are on {name}{others}, which cannot: {why}",
         )
 
 
@@ -233,7 +247,7 @@ def _with_reasons(
         if (reason := room.waits(decision.placements, row)) is not None:
             return (reason,)  # other reasons would only follow from the GPUs forbidden to the job
         others = tuple(each for each in decision.every(row) if each.code in UNCOUNTED)
-        return others or (Reason(ReasonCode.RESOURCES, f"its workers, {view.needs[row].each} each, {BESIDE}"),)
+        return others or (Reason(ReasonCode.RESOURCES, f"its workers, {view.needs[row]} each, {BESIDE}"),)
 
     def why(row: int) -> Reason | None:
         return next(iter(every(row)), None) if row in view.needs else decision.why(row)

@@ -44,7 +44,7 @@ class Demand:
     mixes: bool = False  # the job may use GPUs of several types at once
     began_on: str = ""  # the name of the GPUs on which the job began; "": it has not begun, or mixes types
     per_server: int = 0  # fixed number of GPUs on each of the job's servers; 0: any number
-    need: Need = NO_NEED  # cores and memory of each worker
+    need: Need = NO_NEED  # cores, memory and container of each worker
 
     @classmethod
     def of(cls, spec: JobSpec, began_on: str = "", agnostic: bool = False) -> Demand:
@@ -82,7 +82,9 @@ class Demand:
 
     @property
     def counts(self) -> bool:
-        """Whether a GPU's server matters even if the job may use every GPU: for cores, memory or a fixed number."""
+        """Whether a GPU's server matters even if the job may use every GPU: for a container, cores, memory or a fixed
+        number.
+        """
         return bool(self.per_server or self.need)
 
     @property
@@ -193,12 +195,18 @@ def never_fits(demand: Demand, least: int, servers: Sequence[Stock]) -> str:
 
 
 def _never_has(demand: Demand, least: int, servers: Sequence[Stock]) -> str:
-    """Return why a job for which there are enough GPUs never has the cores or the memory that it asks for."""
+    """Return why a job for which there are enough GPUs never has the container, the cores or the memory that it asks for."""
     known = [(stock.server, stock.capacity) for stock in servers if stock.capacity is not None]
-    held = [(server, capacity) for server, capacity in known if not capacity.unheld]
-    asks = f"each of its workers asks for {demand.need.each}"
+    outside = replace(demand, need=replace(demand.need, container=False))
+    if demand.need.container and most_gpus(outside, servers) >= least:
+        server, why = next((server, capacity.no_containers) for server, capacity in known if capacity.no_containers)
+        most = most_gpus(demand, servers)
+        able = f"only {gpu_count(most)} of the cluster are on servers that can" if most else "no server can"
+        return f"its workers run in containers, and {able}; {server}: {why}"
+    held = [(server, capacity) for server, capacity in known if not capacity.refuses(demand.need)]
+    asks = f"each of its workers asks for {demand.need}"
     if not held:
-        return f"{asks}, and no server can hold workers to that; {known[0][0]}: {known[0][1].unheld}"
+        return f"{asks}, and no server can hold workers to that; {known[0][0]}: {known[0][1].refuses(demand.need)}"
     lacking = {name for _, capacity in held for name in capacity.lacks(demand.need)}
     by_memory = "cores" not in lacking and "memory" in lacking
     server, largest = max(held, key=lambda each: each[1].left.memory_bytes if by_memory else each[1].left.millicores)

@@ -247,6 +247,8 @@ def _server_faults(server: Server) -> Iterator[str]:
         amounts = (there.cpus, there.worker_cpus, there.memory_bytes, there.worker_memory_bytes)
         if not all(0 <= amount <= MAX_COUNT for amount in amounts) or len(there.unheld) > MAX_PATH:
             yield "the cores or the memory for its jobs are negative, enormous or no number, or a text is too long"
+    if len(server.no_containers) > MAX_PATH:
+        yield f"its reason for running no containers is longer than {MAX_PATH} characters"
 
 
 def _wiring_faults(server: Server) -> Iterator[str]:

@@ -219,10 +219,15 @@ def _beyond_part(cluster: Cluster, spec: JobSpec) -> str:
         return ""
     for session in cluster.servers.sessions.values():
         whole = session.whole
+        if need.container and whole.capacity is not None and whole.capacity.no_containers:
+            return (
+                f"a deadline is promised to a job with an image only if every server can run containers, and "
+                f"{whole.server} cannot: {whole.capacity.no_containers}. Say --soft, or leave the image out"
+            )
         if whole.capacity is not None and whole.capacity.most(need, len(whole.gpus)) < len(whole.gpus):
             return (
                 f"a deadline is promised only if each worker asks for no more than a GPU's part of every server, and not for "
-                f"{need.each}: {whole.server} has {whole.capacity.left} for {gpu_count(len(whole.gpus))}. Ask for less, or say "
+                f"{need}: {whole.server} has {whole.capacity.left} for {gpu_count(len(whole.gpus))}. Ask for less, or say "
                 "--soft"
             )
     return ""

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from ...protocol import snapshots
+from ...protocol import images, snapshots
 from ...protocol.batches import wrong_in
 from ...protocol.limits import (
     MAX_AFTER,
@@ -56,6 +56,8 @@ def _faults(spec: JobSpec) -> Iterator[str]:
     yield from _numbers(spec)
     yield from _gpus(spec)
     yield from _environment(spec)
+    if spec.image and (fault := images.fault_of(spec)):
+        yield fault
     if spec.resume is not None:
         yield from _resume(spec.resume)
     if spec.snapshot is not None and (fault := snapshots.fault_of(spec.snapshot)):
