@@ -343,8 +343,20 @@ def let_out(paths: tuple[str, ...], pid: int) -> None:
 
 
 def processes(paths: tuple[str, ...]) -> frozenset[int]:
-    """Return the processes in a cgroup."""
-    return frozenset(int(word) for path in paths[:1] for word in _read(Path(path) / "cgroup.procs").split())
+    """Return the processes in a cgroup, and in those below it, which a container may have."""
+    found = list(paths[:1])
+    found += [each for path in paths[:1] for each in _below(path)]
+    return frozenset(int(word) for path in found for word in _read(Path(path) / "cgroup.procs").split())
+
+
+def _below(path: str) -> list[str]:
+    """Return the cgroups below one, the deepest first."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                found += [*_below(entry.path), entry.path]
+    return found
 
 
 def out_of_memory(paths: tuple[str, ...]) -> bool:
@@ -402,9 +414,10 @@ def clear(paths: tuple[str, ...], spare: int | None = None) -> bool:
 
 
 def remove(paths: tuple[str, ...]) -> None:
-    """Remove a cgroup, after killing all its processes."""
+    """Remove a cgroup, after killing all its processes, with those below it."""
     clear(paths)
-    for path in paths:
+    beside = [each for each in _beside(paths) if each not in paths]
+    for path in [each for group in (*paths, *beside) for each in (*_below(group), group)]:
         for attempt in range(20):
             try:
                 os.rmdir(path)
@@ -417,6 +430,19 @@ def remove(paths: tuple[str, ...]) -> None:
                 time.sleep(0.005)
             else:
                 break
+
+
+def _beside(paths: tuple[str, ...]) -> list[str]:
+    """Return the groups of this name in other hierarchies of version 1: a container's runtime makes them in all of them."""
+    for path in paths[:1]:
+        top = next(above for above in Path(path).parents if os.path.ismount(above) or above == above.parent)
+        if top.name != "cgroup" and top.parent.name == "cgroup":
+            return [
+                str(each)
+                for name in sorted(os.listdir(top.parent))
+                if (each := top.parent / name / Path(path).relative_to(top)).is_dir()
+            ]
+    return []
 
 
 def _kill(paths: tuple[str, ...], pids: frozenset[int] | set[int]) -> None:

@@ -52,6 +52,8 @@ LONGEST_SCRATCH = 60  # bytes: programs make sockets below, and the kernel limit
 ServerName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 # Names with this prefix are the cluster's
 Variable = Annotated[str, msgspec.Meta(pattern=r"^(?!ELASTICD_)[A-Za-z_][A-Za-z0-9_]*$")]
+# A directory in the containers of all jobs. In the options of podman a comma and a colon are separators.
+Mount = Annotated[str, msgspec.Meta(pattern=r'^/[^,:"\n]+(:ro)?$')]
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,6 +160,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     xid_actions: dict[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)], Severity] = msgspec.field(default_factory=dict)
     trouble_actions: dict[str, Severity] = msgspec.field(default_factory=dict)
     cpu_affinity: bool = True
+    container_mounts: tuple[Mount, ...] = ()
     worker_environment: dict[Variable, str] = msgspec.field(default_factory=dict)
     metrics_address: str | None = None
     metrics_token_file: str | None = None

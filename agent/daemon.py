@@ -48,11 +48,12 @@ from ..runtime.clock import SteadyClock
 from ..runtime.config import log_refusal, taken
 from ..runtime.directories import check_way, private_directory
 from ..runtime.loop import Loop
-from . import accounts, config, health, monitoring, shim, topology
+from . import accounts, cgroups, config, health, monitoring, shim, topology
 from .accounts import Account
 from .checks import Checks
 from .commands import Commands
 from .config import AgentConfig
+from .containers import PROXIES, Containers
 from .controllers import Controllers
 from .disk import Disk, Rules, load_identity
 from .environment import Surroundings, common_environment
@@ -185,7 +186,16 @@ class AgentDaemon:
         )
         self._isolation = Isolation(options, server.memory_bytes, inventory.nodes, socket_path.parent, self._loop.wake)
         apart = self._isolation
-        server = msgspec.structs.replace(server, allocatable=apart.allocatable(server.cpu_cores))
+        containers = Containers(
+            cgroups.mounted(),
+            options.container_mounts,
+            {name: value for name, value in options.worker_environment.items() if name in PROXIES},
+        )
+        server = msgspec.structs.replace(
+            server,
+            allocatable=apart.allocatable(server.cpu_cores),
+            no_containers=containers.unavailable(gpus, apart.serves),
+        )
         self._scratch = Scratch(config.scratch_directory(options))
         rules = Rules(
             scratch=self._scratch,
@@ -195,6 +205,7 @@ class AgentDaemon:
             root_jobs=options.allow_root_jobs,
             log_bytes=options.worker_log_mib << 20,
             umask=umask,
+            containers=containers,
         )
         self._disk = Disk(state, files, around, rules)
         self._warm = None

@@ -39,6 +39,7 @@ from . import accounts, cgroups, privileges, shim, warm_key
 from .accounts import Account, NoAccount, acting_as
 from .adoption import SHIM_KILLED, ExitRecord, Found, Record, ShimReport
 from .cgroups import Cgroups, Limits, remove
+from .containers import Containers
 from .devices import Devices
 from .environment import DEFAULT_PATH, Surroundings, beside, environment, visible_gpus, without_first_line
 from .identity import Identity
@@ -120,6 +121,7 @@ class Rules:
     root_jobs: bool = True
     log_bytes: int = LOG_BYTES
     umask: int = 0o022  # of workers of the agent's own account
+    containers: Containers | None = None  # None: no worker runs in a container here
 
 
 class Disk:
@@ -175,7 +177,7 @@ class Disk:
         """Return the failure of a job that needs files below /tmp or /dev/shm, where it sees its own room instead."""
         if self._rules.rooms is None or account.own:
             return None
-        needed = (start.spec.workdir, *start.spec.command[:1])
+        needed = (start.spec.workdir, *(start.spec.command[:1] if not start.spec.image else ()))
         with acting_as(account):
             found = hidden(Path(each) for each in needed if each.startswith("/"))
         if found is None:
@@ -215,6 +217,8 @@ class Disk:
     def _forkable(
         self, start: StartWorker, account: Account, made: Mapping[str, str], watched: Watched, room: str
     ) -> Forkable | None:
+        if start.spec.image:
+            return None
         asked = warm_key.parse(start.spec.command, made)
         found = find_interpreter(start.spec.command[0], made, start.spec.workdir) if asked is not None else None
         if asked is None or found is None:
@@ -275,7 +279,8 @@ class Disk:
     def _make_cgroup(self, start: StartWorker, account: Account) -> tuple[str, ...]:
         cgroups = self._rules.cgroups
         wanted = Limits(memory_bytes=start.spec.memory_bytes or None, cpus=start.spec.cpus or None)
-        if cgroups is None or (account.own and not cgroups.own_too and not wanted.names):
+        plain = not wanted.names and not start.spec.image
+        if cgroups is None or (account.own and not cgroups.own_too and plain):
             return ()
         made = cgroups.make(_directory_name(start.worker, start.uid), wanted)
         if made and self._rules.devices is not None:
@@ -295,11 +300,16 @@ class Disk:
         command = [*keeper, str(start.gpu), str(SHIM_TIMES), start.spec.workdir, *start.spec.command]
         try:
             check_variables(prepared.environment)
+            container = self._container(start, prepared, record)
+            drop = drop_orders(prepared.account)
+            if drop is not None and container is not None:
+                drop["may_gain"] = True
             orders = privileges.write_orders(
                 {
                     "record": msgspec.to_builtins(record),
                     "environment": prepared.environment,
-                    "drop": drop_orders(prepared.account),
+                    "drop": drop,
+                    "container": container,
                     "cgroups": record.cgroups,
                     "room": self.mounts(record.room),
                     **self.ways(start, prepared.account),
@@ -327,6 +337,22 @@ class Disk:
             child.kill()  # without a pidfd its end would go unnoticed
             child.wait()
             return not_started(error)
+
+    def _container(self, start: StartWorker, prepared: Prepared, record: Record) -> dict[str, object] | None:
+        """Return the orders for a worker's container; None: it runs in none. Raises OSError, PeerError, ValueError."""
+        if not start.spec.image:
+            return None
+        account, containers = prepared.account, self._rules.containers
+        if containers is None:
+            raise OSError(0, "this server runs no containers")
+        seen = [gpu for index in visible_gpus(start) if (gpu := self._around.gpu(index)) is not None]
+        if problem := containers.unavailable(seen, not account.own):
+            raise OSError(0, f"its container cannot be had: {problem}")
+        umask = self._rules.umask if account.own else UMASK
+        scratch = self._rules.scratch.of(prepared.scratch)
+        return containers.orders(
+            start, seen, account, self._around, prepared.environment, scratch, record.cgroups, umask
+        )
 
     def _note_shim(self, record: Record, pid: int) -> None:
         """Write the shim's process number into the agent's own record: the worker can change what its shim writes. Raises

@@ -21,6 +21,12 @@ from .accounts import Account
 from .firstline._elasticd_seeds import SEED
 from .logfiles import directory_name
 
+IMAGES_OWN = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+)  # defaults of a plain worker that are the image's matter in a container
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FIRST_LINE = str(Path(__file__).with_name("firstline"))  # a directory with a `sitecustomize` that seeds generators
 
@@ -74,6 +80,11 @@ def common_environment(around: Surroundings, account: Account, scratch: str = "/
         **_network(around.interface),
         **around.variables,
     }
+
+
+def without_images_own(made: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's variables without those that an image has itself, unless they were `given`."""
+    return {name: value for name, value in made.items() if name not in IMAGES_OWN or name in given}
 
 
 def _network(interface: str) -> dict[str, str]:
@@ -149,10 +160,10 @@ def _equal_from_the_first_line(start: StartWorker, paths: str) -> dict[str, str]
         return {}
     seeds = start.spec.resume.seeds if start.spec.resume is not None else ""
     digest = hashlib.blake2b((seeds or f"{start.job} {start.uid}").encode(), digest_size=8).digest()
-    return {
-        SEED: str(int.from_bytes(digest, "big") >> 1),
-        "PYTHONPATH": f"{FIRST_LINE}:{paths}" if paths else FIRST_LINE,
-    }
+    seed = {SEED: str(int.from_bytes(digest, "big") >> 1)}
+    if start.spec.image:  # `container_init` adds the directory in the image
+        return seed
+    return {**seed, "PYTHONPATH": f"{FIRST_LINE}:{paths}" if paths else FIRST_LINE}
 
 
 def without_first_line(environment: Mapping[str, str]) -> dict[str, str]:
@@ -182,10 +193,13 @@ def environment(start: StartWorker, gpu: Gpu, around: Surroundings, account: Acc
     cuda = gpu.kind is GpuKind.CUDA
     meeting = _meeting(start, shown)
     repeatable = {} if spec.determinism is Determinism.NONE else REPEATABLE
+    common = common_environment(around, account, scratch)
+    if spec.image:
+        common = without_images_own(common, around.variables)
     made = {
         **repeatable,
         **_before_cuda(start, gpu),
-        **common_environment(around, account, scratch),
+        **common,
         **(cuda_devices.ORDER if cuda else {}),
         **meeting,
         "TORCHELASTIC_ERROR_FILE": f"{scratch}/elasticd-error.json",

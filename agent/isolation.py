@@ -148,6 +148,11 @@ class Isolation:
         )
 
     @property
+    def serves(self) -> bool:
+        """Whether jobs of other accounts than the agent's own run here."""
+        return self._serves
+
+    @property
     def tried(self) -> LimitsTried:
         """Result of the last trial."""
         return LimitsTried(self._unheld)

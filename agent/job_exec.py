@@ -40,6 +40,8 @@ def begin(disk: Disk, request: RunCommand, record: Record) -> Begun | Failed:
     """Start the command. `record`: of the worker, as the agent wrote it."""
     start, terminal = request.start, request.input.terminal
     assert start is not None
+    if start.spec.image:
+        return Failed("the job runs in a container, which `exec` and `attach` cannot enter")
     theirs: list[int] = []
     ours: list[int] = []
     try:

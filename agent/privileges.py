@@ -4,6 +4,9 @@ The order matters. Steps that only root may do come first (cgroup, the job's own
 before the user, for without root they could not be changed any more; last `no_new_privs`, after which no program,
 setuid or not, can give this process more rights again. No file of the user's has been opened, resolved or imported
 before: see `docs/design/isolation.md`.
+
+A shim that starts a container leaves out `no_new_privs`: podman maps its owner's subordinate user ids by `newuidmap`, which is
+a set-user-ID program. Only podman and the shell run without it. Processes of the container have it, from podman.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class Drop:
         self.gid = _number(document["gid"])
         self.groups = [_number(each) for each in _list(document["groups"])]
         self.open_files = _number(document["open_files"])
+        self.may_gain = bool(document.get("may_gain"))  # set-user-ID programs give it rights: podman needs `newuidmap`
 
 
 def orders() -> dict[str, object]:
@@ -65,9 +69,12 @@ def join(cgroups: Sequence[str]) -> None:
             file.write("0")
 
 
-def move_in(mounts: Sequence[Sequence[str]]) -> None:
-    """Mount directories over others for this process alone: pairs of source and target (`rooms`). Raises OSError."""
-    if not mounts:
+def move_in(mounts: Sequence[Sequence[str]], always: bool = False) -> None:
+    """Mount directories over others for this process alone: pairs of source and target (`rooms`). Raises OSError.
+
+    `always`: have mounts of its own even if there are no pairs.
+    """
+    if not mounts and not always:
         return
     library = ctypes.CDLL(None, use_errno=True)
     if library.unshare(CLONE_NEWNS) != 0:
@@ -90,7 +97,7 @@ def drop(target: Drop) -> None:
     os.setgroups(target.groups)
     os.setresgid(target.gid, target.gid, target.gid)
     os.setresuid(target.uid, target.uid, target.uid)
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+    if not target.may_gain and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
     if os.getresuid() != (target.uid,) * 3 or os.getresgid() != (target.gid,) * 3 or 0 in os.getresuid():
         raise OSError("the rights of root could not be given up")

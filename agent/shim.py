@@ -42,9 +42,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 if __package__:
     from . import causes
+
+    if TYPE_CHECKING:
+        from .contained import Container
 else:  # as a script this file belongs to no package
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import causes  # type: ignore[import-not-found, no-redef]
@@ -226,9 +230,17 @@ class Shim:
     """One worker from its start to its exit record."""
 
     def __init__(
-        self, directory: str, worker: str, times: Times, log_bytes: int, environment: dict[str, str], umask: int
+        self,
+        directory: str,
+        worker: str,
+        times: Times,
+        log_bytes: int,
+        environment: dict[str, str],
+        umask: int,
+        container: Container | None = None,
     ) -> None:
-        """`environment` and `umask` are the worker's."""
+        """`environment` and `umask` are the worker's. `container`: in which it runs; None: on the server itself."""
+        self._container = container
         self._base = os.path.join(directory, worker)
         self._times = times
         self._environment = environment
@@ -298,18 +310,23 @@ class Shim:
     def _start(self, argv: list[str], workdir: str) -> Child | None:
         """Start the worker. None: this process is the worker (of a shim that forks instead of executing `argv`)."""
         parent = os.getpid()
+        container = self._container
+        if container is not None:
+            container.prepare()
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         child = subprocess.Popen(
-            argv,
-            cwd=workdir,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
+            argv if container is None else container.argv,
+            cwd=workdir if container is None else "/",
+            env=self._environment if container is None else container.environment,
+            stdin=subprocess.DEVNULL if container is None else container.stdin,
             stdout=out[1],
             stderr=err[1],
             start_new_session=True,
             preexec_fn=lambda: begin_worker(parent, self._umask),  # safe: the shim has one thread
         )
         child.returncode = 0  # `_watch` waits for it
+        if container is not None:
+            container.begun()
         os.close(out[1])
         os.close(err[1])
         return Child(child.pid, out[0], err[0])
@@ -346,11 +363,16 @@ class Shim:
                     selector.unregister(key.fd)
         signal_group(child.pid, signal.SIGKILL)  # before the worker is reaped: its number can't be anyone else's yet
         _, status = os.waitpid(child.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if self._container is not None:
+            code = self._container.ended(code)
         end_orphans()
+        if self._container is not None:
+            self._container.remove()
         for descriptor, stream in ((child.stdout, "o"), (child.stderr, "e")):
             if descriptor in selector.get_map():
                 self._read_rest(descriptor, stream)
-        return os.waitstatus_to_exitcode(status)
+        return code
 
     def _read(self, descriptor: int, stream: str) -> bool:
         data = os.read(descriptor, READ_BYTES)
@@ -548,16 +570,23 @@ def main(arguments: list[str]) -> None:
     directory, _, _, worker, _, times, workdir, *argv = arguments
     orders = privileges.orders()
     place(orders["cpus"])
+    container: Container | None = None
+    if orders.get("container"):  # loaded now, as the account may be kept from this interpreter's files
+        import contained  # type: ignore[import-not-found]
+
+        container = contained.Container(orders["container"])
     problem = ""
     try:
         privileges.join(orders["cgroups"])
-        privileges.move_in(orders.get("room", ()))  # an agent older than this file sends no `room`
+        # An agent older than this file sends no `room`. Containers of root have mounts, which are to end with them
+        privileges.move_in(orders.get("room", ()), always=bool(orders.get("container")) and os.getuid() == 0)
     except OSError as error:
         problem = f"it cannot enter its cgroup, or its own /tmp: {error.strerror}"
     if orders["drop"] is not None:
         privileges.drop(privileges.Drop(orders["drop"]))
     try:
-        shim = Shim(directory, worker, Times.of(times), orders["log_bytes"], orders["environment"], orders["umask"])
+        ways = orders["log_bytes"], orders["environment"], orders["umask"]
+        shim = Shim(directory, worker, Times.of(times), *ways, container)
         if problem:
             shim.refuse(orders["record"], problem)
         else:

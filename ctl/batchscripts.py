@@ -278,7 +278,7 @@ def _notify(value: str) -> list[str]:
 
 def _image(value: str) -> list[str]:
     """Translate an image of pyxis, `[USER@][REGISTRY#]IMAGE[:TAG]`; a file (PATH) is none here, nor is a user's name."""
-    registry, mark, name = value.removeprefix("docker://").rpartition("#")
+    registry, _, name = value.removeprefix("docker://").rpartition("#")
     image = f"{registry or 'docker.io'}/{name}"
     return ["--image", image] if images.is_image(image) and not value.startswith(("/", ".")) else []
 

@@ -211,7 +211,9 @@ class Room:
     def _no_container(self, need: Need, used: Gpus) -> Reason | None:
         """Return the reason of a job whose workers need containers, where the free GPUs are on servers without them."""
         found = [
-            (name, capacity.no_containers) for name, mask, capacity in self._servers if mask & ~used and capacity.no_containers
+            (name, capacity.no_containers)
+            for name, mask, capacity in self._servers
+            if mask & ~used and capacity.no_containers
         ]
         if not need.container or not found:
             return None

@@ -116,6 +116,8 @@ def with_more(cluster: Cluster, now: float, job: Job, count: int) -> bool:
             for index in range(min(each, count - begin))
         )
         enough = Allocatable(cpus=job.spec.cpus * len(gpus), memory_bytes=job.spec.memory_bytes * len(gpus))
-        more = Server(server=ServerId(f"{MORE}{number:06}"), address="", gpus=gpus, allocatable=enough, no_containers="")
+        more = Server(
+            server=ServerId(f"{MORE}{number:06}"), address="", gpus=gpus, allocatable=enough, no_containers=""
+        )
         cluster.servers.suppose_server(now, more)
     return True
