@@ -417,6 +417,7 @@ def remove(paths: tuple[str, ...]) -> None:
     """Remove a cgroup, after killing all its processes, with those below it."""
     clear(paths)
     beside = [each for each in _beside(paths) if each not in paths]
+    tops = [os.path.dirname(each) for each in beside]
     for path in [each for group in (*paths, *beside) for each in (*_below(group), group)]:
         for attempt in range(20):
             try:
@@ -430,6 +431,9 @@ def remove(paths: tuple[str, ...]) -> None:
                 time.sleep(0.005)
             else:
                 break
+    for top in tops:
+        with contextlib.suppress(OSError):  # other workers have groups there
+            os.rmdir(top)
 
 
 def _beside(paths: tuple[str, ...]) -> list[str]:

@@ -34,7 +34,7 @@ from .. import __version__
 from ..protocol.images import mountable
 from ..protocol.messages import StartWorker
 from ..protocol.model import Gpu, GpuKind
-from .accounts import Account
+from .accounts import Account, acting_as
 from .cgroups import Mounted
 from .environment import DEFAULT_PATH, Surroundings
 
@@ -203,6 +203,12 @@ class Containers:
         except (OSError, ValueError, TypeError, KeyError):
             return []
         return [each for each in found if isinstance(each, str) and mountable(each)] if isinstance(found, list) else []
+
+
+def forget(scratch: Path, account: Account) -> None:
+    """Remove what the shim of an ended worker has left of its container, outside of the worker's temporary files."""
+    with acting_as(account):
+        shutil.rmtree(running_state(scratch), ignore_errors=True)
 
 
 def running_state(scratch: Path) -> str:

@@ -35,7 +35,7 @@ from ..protocol.snapshots import File, unpack
 from ..protocol.texts import memory_text
 from ..protocol.times import RECORD_PATIENCE_S, RECORD_RETRY_S, SHIM_GRACE_S
 from ..runtime.logs import about
-from . import accounts, cgroups, privileges, shim, warm_key
+from . import accounts, cgroups, containers, privileges, shim, warm_key
 from .accounts import Account, NoAccount, acting_as
 from .adoption import SHIM_KILLED, ExitRecord, Found, Record, ShimReport
 from .cgroups import Cgroups, Limits, remove
@@ -342,17 +342,15 @@ class Disk:
         """Return the orders for a worker's container; None: it runs in none. Raises OSError, PeerError, ValueError."""
         if not start.spec.image:
             return None
-        account, containers = prepared.account, self._rules.containers
-        if containers is None:
+        account, means = prepared.account, self._rules.containers
+        if means is None:
             raise OSError(0, "this server runs no containers")
         seen = [gpu for index in visible_gpus(start) if (gpu := self._around.gpu(index)) is not None]
-        if problem := containers.unavailable(seen, not account.own):
+        if problem := means.unavailable(seen, not account.own):
             raise OSError(0, f"its container cannot be had: {problem}")
         umask = self._rules.umask if account.own else UMASK
         scratch = self._rules.scratch.of(prepared.scratch)
-        return containers.orders(
-            start, seen, account, self._around, prepared.environment, scratch, record.cgroups, umask
-        )
+        return means.orders(start, seen, account, self._around, prepared.environment, scratch, record.cgroups, umask)
 
     def _note_shim(self, record: Record, pid: int) -> None:
         """Write the shim's process number into the agent's own record: the worker can change what its shim writes. Raises
@@ -562,6 +560,8 @@ class Disk:
         cgroups.remove(record.cgroups)
         if record.scratch:
             self._rules.scratch.remove(record.scratch, account)
+            if not record.room:
+                containers.forget(self._rules.scratch.of(record.scratch), account)
         if record.room and self._rules.rooms is not None:
             self._rules.rooms.leave(_directory_name(record.job, record.uid), record.worker, account)
         elif record.made_s:
@@ -593,6 +593,7 @@ class Disk:
                 cgroups.remove((path,))
             for name, uid in scratch_left:
                 self._rules.scratch.remove(name, Account("", uid, uid, (), "/"))
+                containers.forget(self._rules.scratch.of(name), Account("", uid, uid, (), "/"))
 
         return sweep
 
