@@ -60,7 +60,7 @@ test-cluster: about-test-cluster $(STAMP)  ## longer ones with real processes: k
 	@$(PYTEST) -m "cluster and not campaign" $(ARGS)
 
 test-survival: $(STAMP)  ## as root: controllers, stores and hosts that fail, upgrades, users and quotas under running jobs: forty minutes (ARGS: for pytest)
-	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/cluster/test_framework_starts.py tests/cluster/test_policy_switch.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_soak.py tests/hosts/test_quotas.py tests/hosts/test_two_users.py tests/hosts/test_training_network.py tests/hosts/test_etcd_lines.py $(ARGS)
+	@$(BIN)/pytest -v -m campaign tests/cluster/test_failover.py tests/cluster/test_moved_store.py tests/cluster/test_crash_anywhere.py tests/cluster/test_framework_starts.py tests/cluster/test_policy_switch.py tests/store/test_etcd_failures.py tests/hosts/test_upgrade.py tests/hosts/test_soak.py tests/hosts/test_quotas.py tests/hosts/test_two_users.py tests/hosts/test_containers.py tests/hosts/test_training_network.py tests/hosts/test_etcd_lines.py $(ARGS)
 
 hunt: $(STAMP)  ## the property tests with new examples, again and again until one fails (ARGS: for pytest)
 	@files=$$(grep -rlE '@given|RuleBased' tests); while $(BIN)/pytest -q -x --hypothesis-profile=hunt $$files $(ARGS); do :; done; false

@@ -49,6 +49,7 @@ PERIOD_US = 100_000
 EMPTY_WITHIN_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.02
 WARM = "warm-"
+READABLE = 0o755  # as all cgroups of a machine, whatever the agent's umask: podman reads those in which it runs
 OWN_SERVICE = re.compile(r"/elasticctl-agent\.service$", re.MULTILINE)
 NO_CONTROLLER = "this kernel, or systemd, has no control groups of that kind for elasticctl"
 
@@ -213,7 +214,8 @@ class Cgroups:
                     self._set_up()
                 for path in paths:
                     try:
-                        os.mkdir(path, 0o755)
+                        os.mkdir(path)
+                        os.chmod(path, READABLE)
                     except FileExistsError:
                         clear((path,))
                 return
@@ -270,7 +272,8 @@ class Cgroups:
         if self._below and self._unified is not None:
             self._settle_keeper(self._unified)
         for top in self._tops:
-            top.mkdir(mode=0o755, exist_ok=True)
+            top.mkdir(exist_ok=True)
+            top.chmod(READABLE)
         if self._enabled is not None:
             for directory in (self._enabled, self._tops[0]):
                 _enable(directory)

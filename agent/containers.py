@@ -118,7 +118,8 @@ class Containers:
                 *(f"--device={CDI_KIND}={name}" for name in self._names(gpus)),
                 *self._mounts(start, account, around, scratch),
             ],
-            "environment": {"HOME": account.home, "PATH": self.path, **self.proxies},
+            # $USER may be a part of `rootless_storage_path`
+            "environment": {"HOME": account.home, "USER": account.name, "PATH": self.path, **self.proxies},
             "inside": {
                 "program": INIT.read_text(encoding="utf-8"),
                 "image": spec.image,

@@ -41,11 +41,16 @@ def archive() -> bytes:
     return buffer.getvalue()
 
 
+def needed() -> str:
+    """Return why podman is not here, and cannot be installed; "": it is here."""
+    done = subprocess.run([ROOT / "scripts/need-podman"], capture_output=True, text=True, check=False)
+    return done.stderr.strip() if done.returncode else ""
+
+
 def install() -> str:
     """Import the image into this account's store. Returns why podman cannot run here; "": it can."""
-    done = subprocess.run([ROOT / "scripts/need-podman"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return done.stderr.strip()
+    if problem := needed():
+        return problem
     made = subprocess.run(["podman", "import", "-", IMAGE], input=archive(), capture_output=True, check=False)
     if made.returncode:
         return f"podman import: {made.stderr.decode(errors='replace').strip()}"

@@ -156,7 +156,9 @@ def test_limits_signals_and_exit_codes_are_those_of_plain_jobs(contained: Any, i
         "400", gpus=(1, 1), virtual_workers=1, script=script, restarts=0, image=image, memory_bytes=1 << 27
     )
     assert contained.until_over(greedy).phase is JobPhase.FAILED
-    assert "killed by SIGKILL" in contained.job(greedy).reason, "root's group of a container takes the kernel's count along"
+    assert "killed by SIGKILL" in contained.job(greedy).reason, (
+        "root's group of a container takes the kernel's count along"
+    )
 
     job = contained.submit("1", gpus=(1, 1), virtual_workers=1, script=script, restarts=0, image=image)
     pid = tmp_path / "pid"
