@@ -191,10 +191,9 @@ class AgentDaemon:
             options.container_mounts,
             {name: value for name, value in options.worker_environment.items() if name in PROXIES},
         )
+        apart.note_containers(containers.unavailable(gpus, apart.serves))
         server = msgspec.structs.replace(
-            server,
-            allocatable=apart.allocatable(server.cpu_cores),
-            no_containers=containers.unavailable(gpus, apart.serves),
+            server, allocatable=apart.allocatable(server.cpu_cores), no_containers=apart.no_containers
         )
         self._scratch = Scratch(config.scratch_directory(options))
         rules = Rules(

@@ -73,6 +73,7 @@ class Isolation:
         self._seen: deque[LimitsTried] = deque()
         self._looker = Looker("limits of workers", self._look, TRIED_EACH_S, TRIED_WITHIN_S)
         places = [options.state, options.checkpoints, scratch_directory(options), sockets]
+        self.no_containers = ""
         self._unheld = self._settle(places)
         self._write()
 
@@ -157,6 +158,11 @@ class Isolation:
         """Result of the last trial."""
         return LimitsTried(self._unheld)
 
+    def note_containers(self, unavailable: str) -> None:
+        """Record why workers cannot run in containers here, for `elasticctl doctor`; "": they can."""
+        self.no_containers = unavailable
+        self._write()
+
     def start(self) -> None:
         if self._serves or self._options.worker_limits.given:
             self._looker.start()
@@ -193,6 +199,7 @@ class Isolation:
             "unheld": self._unheld,
             "serves": self._serves,
             "notes": [*self.cgroups.notes, *self._without],
+            "no_containers": self.no_containers,
         }
         with contextlib.suppress(OSError):  # the state directory is full, which is reported elsewhere
             shim.write_whole(str(self._options.state / ISOLATION), document)

@@ -295,6 +295,35 @@ def _as_the_agent_says(target: Target, there: str) -> Finding:
 
 
 @CHECKS.check(
+    "containers",
+    "podman is installed, and the agent says that it cannot run jobs with `image` here: a runtime, `newuidmap`, rights or CDI "
+    "files are missing",
+    "`apt-get install crun uidmap`; `nvidia-ctk cdi generate`; docs/operators.md, Containers; then restart the agent: jobs go on",
+)
+def containers(target: Target) -> Finding:
+    assert target.daemon is not None
+    podman = shutil.which("podman", path=target.machine.environ.get("PATH"))
+    if podman is None:
+        return absent("podman is not installed: no job with `image` runs here")
+    isolation = target.described.isolation
+    if target.daemon.pid is None or isolation.get("pid") != target.daemon.pid or "no_containers" not in isolation:
+        return absent("the agent does not run, or does not say whether it runs containers")
+    if why := isolation["no_containers"]:
+        return warning(
+            f"no job with `image` runs here: {why}", "docs/operators.md, Containers; then restart the agent: jobs go on"
+        )
+    done = subprocess.run(
+        [podman, "--version"],
+        capture_output=True,
+        text=True,
+        timeout=ASKED_WITHIN_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    return ok(f"{done.stdout.strip() or podman}; the agent runs jobs with `image`")
+
+
+@CHECKS.check(
     "memory",
     "the kernel refuses to promise memory (overcommit), memory is short, or the machine swaps",
     "`sysctl vm.overcommit_memory=0`; `worker_limits` in agent.yaml; `swapoff -a`",
