@@ -107,6 +107,53 @@ def test_a_server_whose_agent_cannot_hold_limits_gets_no_job_that_asks_for_them(
     assert answer.reason.endswith("no server can hold workers to that; s1: it has no control group")
 
 
+def containers(world: Any, **without: str) -> None:
+    """Let the agents say why they run no containers; "": they do."""
+    for name, why in without.items():
+        world.agents[name].server = replace(world.agents[name].server, no_containers=why)
+        world.hello(name)
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_a_server_that_runs_no_containers_gets_no_job_with_an_image(policy: str) -> None:
+    world = World({"s1": 4, "s2": 4}, policy=policy)
+    containers(world, s1="podman is not installed", s2="")
+    job = world.submit(job_spec(low=1, high=4, image="localhost/x:1")).id
+    assert set(by_server(world, job)) <= {"s2"}, "on a server without podman"
+    assert by_server(world, job), "it has got no GPU"
+
+
+def test_without_servers_that_run_containers_a_job_with_an_image_is_refused_with_the_reason() -> None:
+    world = World({"s1": 4, "s2": 4})
+    image = {"image": "localhost/x:1"}
+    answer = world.ask(Submit(spec=job_spec(**image)))
+    assert answer.reason.endswith(
+        "its workers run in containers, and no server can; s1: its agent is of an earlier version"
+    )
+    containers(world, s1="podman is not installed", s2="")
+    answer = world.ask(Submit(spec=job_spec(low=5, high=8, **image)))
+    assert answer.reason.endswith(
+        "its workers run in containers, and only 4 GPUs of the cluster are on servers that can; s1: podman is not installed"
+    )
+    answer = world.ask(Submit(spec=job_spec(deadline=Deadline(in_s=9e6), max_steps=10, **image)))
+    assert isinstance(answer, Refused)
+    assert "only if every server can run containers, and s1 cannot: podman is not installed" in answer.reason
+
+
+def test_a_job_with_an_image_waits_for_a_server_with_containers_and_says_so() -> None:
+    world = World({"s1": 4, "s2": 4})
+    containers(world, s1="podman is not installed", s2="")
+    world.submit(job_spec(name="first", low=4, high=4, image="localhost/x:1"))
+    waits = world.submit(job_spec(name="second", low=2, high=2, image="localhost/x:1")).id
+    answer = world.ask(GetJob(job=waits))
+    assert answer.job.reason == (
+        "waits for a server that can run its container: the free GPUs are on s1, which cannot: podman is not installed"
+    )
+    containers(world, s1="")
+    world.pass_time(60.0)
+    assert by_server(world, waits) == {"s1": 2}
+
+
 def test_a_hard_deadline_is_promised_only_to_workers_that_ask_for_a_gpus_part() -> None:
     world = two("elasticflow")
     spec = job_spec(cpus=2.0, deadline=Deadline(in_s=3600.0), max_steps=100, throughput={1: 1.0, 2: 2.0, 4: 4.0})

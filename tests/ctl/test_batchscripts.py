@@ -47,6 +47,8 @@ def script(tmp_path: Path, *lines: str, first: str = "#!/bin/bash") -> Path:
         ("#SBATCH --mail-type=BEGIN,END", ["--notify", "start,end"]),
         ("#SBATCH --cpus-per-task=8 --mem=32G", ["--cpus", "8", "--memory", "32GiB"]),
         ("#SBATCH -c 4 --mem-per-cpu=2048", ["--cpus", "4", "--memory", "8192MiB"]),
+        ("#SBATCH --container-image=nvcr.io#nvidia/pytorch:24.01-py3", ["--image", "nvcr.io/nvidia/pytorch:24.01-py3"]),
+        ("#SBATCH --container-image pytorch/pytorch # isn't much", ["--image", "docker.io/pytorch/pytorch"]),
     ],
 )
 def test_a_line_that_means_the_same_here_is_read(tmp_path: Path, line: str, options: list[str]) -> None:

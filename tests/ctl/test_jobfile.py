@@ -36,6 +36,23 @@ def test_model_and_throughput_are_taken_over(tmp_path: Path) -> None:
     assert (built(tmp_path, "").model, built(tmp_path, "").throughput) == ("", {})
 
 
+def test_a_job_with_an_image_takes_nothing_of_this_machines_programs_along(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("command: no-such-program --fast\nimage: localhost/x:1\nenv: {A: b}\n")
+    spec = build(tmp_path / "job.yaml", Overrides(), tmp_path, ENVIRON)
+    assert (spec.image, spec.env, spec.start_timeout_s) == ("localhost/x:1", {"A": "b"}, 3600.0)
+    (tmp_path / "again.yaml").write_text(text_of(spec))
+    assert build(tmp_path / "again.yaml", Overrides(), tmp_path, ENVIRON) == spec
+    for image in ("-v", "a b", "docker-archive:/x"):
+        with pytest.raises(UserError, match=r"--image: .* is not the name of an image"):
+            build(tmp_path / "job.yaml", Overrides(image=image), tmp_path, ENVIRON)
+    (tmp_path / "job.yaml").write_text("command: python absent.py\nimage: localhost/x:1\n")
+    with pytest.raises(UserError, match=r"there is no file absent\.py"):
+        build(tmp_path / "job.yaml", Overrides(), tmp_path, ENVIRON)
+    (tmp_path / "a,b").mkdir()
+    with pytest.raises(UserError, match="cannot be mounted in a container"):
+        build(None, Overrides(image="x", command=("true",)), tmp_path / "a,b", ENVIRON)
+
+
 def test_limits_for_starting_and_saving_are_durations(tmp_path: Path) -> None:
     spec = built(tmp_path, "start_timeout: 2m\nload_timeout: 1h30m\ncheckpoint: {save_timeout: 90}")
     assert (spec.start_timeout_s, spec.load_timeout_s, spec.checkpoint.save_timeout_s) == (120.0, 5400.0, 90.0)
