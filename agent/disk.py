@@ -28,6 +28,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..protocol import secrets as secret_files
 from ..protocol.errors import OperatorError, PeerError
 from ..protocol.messages import LogPiece, ReadLog, StartWorker
 from ..protocol.model import Fault, JobId, WorkerId
@@ -164,10 +165,12 @@ class Disk:
             try:
                 with acting_as(account):
                     forkable = self._forkable(start, account, made, watched, room)
+                secret = _secrets(start, account)
             except BaseException:
                 self.leave_room(start)
                 raise
-            return Prepared(account, made, name, forkable, room)
+            # Warm processes, which outlive a job, do not get the secrets
+            return Prepared(account, {**made, **secret}, name, forkable, room)
         except NoAccount as error:
             return Failed(str(error))
         except (OSError, PeerError, ValueError) as error:
@@ -376,7 +379,8 @@ class Disk:
         if start.spec.snapshot is not None:
             workdir = str(self._snapshot_path(start, account))
         around = dataclasses.replace(self._around, interface=interface_of(self._around.address))
-        return beside(start, gpu, around, account, str(self._rules.scratch.of(record.scratch))), workdir
+        made = beside(start, gpu, around, account, str(self._rules.scratch.of(record.scratch)))
+        return {**made, **_secrets(start, account)}, workdir
 
     def mounts(self, room: str) -> list[tuple[str, str]]:
         """Return the bind mounts of a room (`Rooms.mounts`); none for an empty name."""
@@ -665,6 +669,19 @@ def drop_orders(account: Account) -> dict[str, object] | None:
         return None
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return {"uid": account.uid, "gid": account.gid, "groups": account.groups, "open_files": most}
+
+
+def _secrets(start: StartWorker, account: Account) -> dict[str, str]:
+    """Return the variables of a job whose values are in its owner's files, read as the owner. Raises ValueError."""
+    found = {}
+    for name, path in start.spec.secrets.items():
+        try:
+            with acting_as(account):
+                found[name] = secret_files.read(path)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise ValueError(f"secret {name}: {path} cannot be read as {account.name}: {why}") from None
+    return found
 
 
 def check_variables(variables: Mapping[str, str]) -> None:

@@ -76,6 +76,7 @@ def document_of(spec: JobSpec) -> dict[str, object]:
         "workdir": spec.workdir,
         "snapshot": True if spec.snapshot is not None else None,
         "env": dict(spec.env) or None,
+        "secrets": dict(spec.secrets) or None,
         "resume": None if spec.resume is None else spec.resume.job or spec.resume.directory,
         "with_new_code": True if spec.resume is not None and spec.resume.any_code else None,
     }

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..protocol import images
+from ..protocol import images, secrets
 from ..protocol.durations import duration_s, idle_of
 from ..protocol.errors import UserError
 from ..protocol.limits import (
@@ -127,6 +127,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
     throughput: Any = None
     env: dict[str, Any] | None = None
+    secrets: dict[str, Any] | None = None
     workdir: str | None = None
     snapshot: bool | None = None
     processes: str | None = None
@@ -163,6 +164,7 @@ class Overrides(msgspec.Struct, frozen=True):
     soft: bool | None = None
     priority: str | None = None
     env: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
     checkpoint_every: str | None = None
     determinism: str | None = None
     processes: str | None = None
@@ -246,6 +248,7 @@ def build(
         ),
         workdir=str(workdir),
         env=env,
+        secrets=_secrets(f"{source}: secrets", written.secrets or {}, options.secrets, env, cwd, file),
         max_steps=_within(*pick("max_steps", options.max_steps, written.max_steps), 1, MAX_STEPS),
         until=_until(*pick("until", options.until, written.until)),
         deadline=deadline_of(
@@ -590,6 +593,33 @@ def _environment(
             raise UserError(f"--env: {option!r} must be NAME=VALUE")
         env[_variable("--env", key)] = _text(f"--env {key}", text)
     return env
+
+
+def _secrets(
+    where: str, written: Mapping[str, Any], options: Sequence[str], env: Mapping[str, str], cwd: Path, file: Path | None
+) -> dict[str, str]:
+    """Return the absolute paths of files with secrets, by variable. A file that cannot be one is refused now, although it is
+    read on the servers."""
+    found: dict[str, str] = {}
+    given = [(f"{where}.{name}", name, path, _directory(cwd, file)) for name, path in written.items()]
+    for option in options:
+        name, equals, path = option.partition("=")
+        if not equals:
+            raise UserError(f"--secret: {option!r} must be NAME=FILE")
+        given.append((f"--secret {name}", name, path, cwd))
+    for at, name, path, directory in given:
+        if not isinstance(path, str) or not path:
+            raise UserError(f"{at}: {path!r} is not the path of a file")
+        if _variable(at, name) in env:
+            raise UserError(f"{at}: {name} is set as a variable, too")
+        place = os.path.normpath(cwd / directory / Path(_text(at, path)).expanduser())
+        try:
+            secrets.read(place)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise UserError(f"{at}: {place} cannot be read: {why}") from None
+        found[name] = place
+    return found
 
 
 def _variable(where: str, key: str) -> str:

@@ -115,6 +115,7 @@ def as_before(before: JobSpec, built: JobSpec, options: Overrides) -> JobSpec:
         "cpus": options.cpus,
         "memory_bytes": options.memory,
         "image": options.image,
+        "secrets": options.secrets or None,
     }
     changes: dict[str, Any] = {field: getattr(built, field) for field, value in given.items() if value is not None}
     if options.checkpoint_every is not None:

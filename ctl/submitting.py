@@ -133,6 +133,14 @@ def submit(
     env: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE for the job; may be repeated.", show_default=False)
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="A variable with the content of your file, read on the servers; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     checkpoint_every: Annotated[
         str | None, typer.Option(help="Such as 30s or 10m (the default).", show_default=False)
     ] = None,
@@ -279,6 +287,7 @@ def submit(
         soft=soft,
         priority=priority,
         env=tuple(env or ()),
+        secrets=tuple(secret or ()),
         checkpoint_every=checkpoint_every,
         determinism=determinism,
         processes=processes,

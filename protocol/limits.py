@@ -9,6 +9,7 @@ MAX_GPU_TYPES = 16  # GPU types that one job may name
 MAX_GPU_TYPE = 100  # characters
 MAX_GPU_MEMORY_BYTES = 1 << 50
 MIN_CPUS, MAX_CPUS = 0.01, 65536.0  # of a worker
+MAX_SECRETS, MAX_SECRET_BYTES = 64, 64 << 10  # of a job; of one file
 MAX_IMAGE = 512  # characters of the name of a container image
 MIN_MEMORY_BYTES = 16 << 20  # of a worker: no interpreter begins with less
 MAX_VIRTUAL_WORKERS = 4096

@@ -418,6 +418,8 @@ class JobSpec(Value, frozen=True, kw_only=True):
     virtual_workers: int  # N: the number on which the result depends
     workdir: str
     env: dict[str, str] = {}
+    # Variables and the absolute paths of files with their values: the owner's, read on each server when a worker starts
+    secrets: dict[str, str] = {}
     max_steps: int | None = None
     until: Until | None = None
     deadline: Deadline | None = None  # None: as early as possible

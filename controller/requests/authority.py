@@ -115,6 +115,7 @@ def signed(who: Principal, spec: JobSpec) -> JobSpec:
 def shown(who: Principal, job: Job) -> JobSpec:
     """Return a job's specification as `who` may see it.
 
-    The environment, which may contain secrets, is left out unless `who` may act on the job.
+    The environment, which may contain secrets, and the paths of secrets are left out unless `who` may act on the job.
     """
-    return job.spec if not job.spec.env or may_act(who, job) else replace(job.spec, env={})
+    hidden = job.spec.env or job.spec.secrets
+    return job.spec if not hidden or may_act(who, job) else replace(job.spec, env={}, secrets={})

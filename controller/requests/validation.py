@@ -24,6 +24,7 @@ from ...protocol.limits import (
     MAX_PRIORITY,
     MAX_RAMP_STEPS,
     MAX_RUN_AGAIN,
+    MAX_SECRETS,
     MAX_STEPS,
     MAX_STEPS_PER_S,
     MAX_VIRTUAL_WORKERS,
@@ -56,6 +57,7 @@ def _faults(spec: JobSpec) -> Iterator[str]:
     yield from _numbers(spec)
     yield from _gpus(spec)
     yield from _environment(spec)
+    yield from _secrets(spec)
     if spec.image and (fault := images.fault_of(spec)):
         yield fault
     if spec.resume is not None:
@@ -233,6 +235,18 @@ def _gpus(spec: JobSpec) -> Iterator[str]:
 def usable_rate(share: int, rate: float) -> bool:
     """Return whether the scheduler can use this rate (steps per second) with this number of GPUs."""
     return 1 <= share <= MAX_GPUS and MIN_STEPS_PER_S <= rate <= MAX_STEPS_PER_S
+
+
+def _secrets(spec: JobSpec) -> Iterator[str]:
+    if len(spec.secrets) > MAX_SECRETS:
+        yield f"secrets: {len(spec.secrets)} are too many: at most {MAX_SECRETS}"
+    for name, path in spec.secrets.items():
+        if not _VARIABLE.fullmatch(name) or name.startswith("ELASTICD_"):
+            yield f"secrets: {name[:80]!r} is not the name of a variable, or is the cluster's"
+        if name in spec.env:
+            yield f"secrets: {name} is in env, too"
+        if not path.startswith("/") or "\0" in path or len(path) > MAX_PATH:
+            yield f"secrets.{name}: {path[:200]!r} is not an absolute path of at most {MAX_PATH} characters"
 
 
 def _environment(spec: JobSpec) -> Iterator[str]:
