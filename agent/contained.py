@@ -62,7 +62,6 @@ static_dir = "{state}/{name}/static"
 tmp_dir = "{run}/{name}"
 volume_path = "{state}/{name}/volumes"
 """
-MADE_BY_PODMAN = 125  # exit code of podman's own failures
 SIGNALLED = range(129, 193)  # exit codes by which podman reports a signal
 STATUS_BYTES = 64
 
