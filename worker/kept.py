@@ -346,6 +346,7 @@ def _between(
     name.
     """
     differ = one.digest is not None and other.digest is not None and one.digest != other.digest
+    differ |= one.type != other.type and "NoneType" in (one.type, other.type)  # whether the other one was read or not
     if one.again and other.again:
         return [], differ
     if one.digest is not None and one.digest == other.digest:

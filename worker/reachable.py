@@ -626,7 +626,15 @@ class _Walk:
         if module_of(kind) == "torch.utils.data.dataloader":
             # A loader is described by its data, an iterator of one by its position.
             inner = attributes_in(
-                value, kind, "dataset", "_dataset", "generator", "sampler", "batch_sampler", "_num_yielded"
+                value,
+                kind,
+                "dataset",
+                "_dataset",
+                "generator",
+                "sampler",
+                "batch_sampler",
+                "collate_fn",
+                "_num_yielded",
             )
             return self._combine(Kind.DATA, kind, b"loader", inner, name, depth, a_kind(kind))
         return self._not_seen(value, kind, name)

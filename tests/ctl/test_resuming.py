@@ -130,6 +130,8 @@ def gone_on(before: JobSpec, options: Overrides) -> JobSpec:
         ("warn", "60s", "warn_s"),
         ("snapshot", True, "snapshot"),
         ("replay_batches", (BatchChange(step=3, factor=2),), "scaling"),
+        ("image", "docker.io/library/python:3.11", "image"),
+        ("secrets", (f"TOKEN={__file__}",), "secrets"),
         ("command", ("env", "true"), "command"),
     ],
 )

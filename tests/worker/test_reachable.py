@@ -301,6 +301,28 @@ def test_looking_takes_nothing_from_an_iterator() -> None:
     assert [next(each) for each in sources] == [1, "a", (1, 2), (1, 2), "1"]
 
 
+def test_a_value_that_was_cut_off_differs_from_none() -> None:
+    chain: Any = None
+    for _ in range(100):
+        chain = {"next": chain}
+    cut = of(chain=chain)
+    assert cut.names["chain"].digest is None
+    assert names(cut, of(chain=None)) == ["chain"]
+    assert names(cut, of(chain=chain)) == []
+
+
+def test_a_collate_function_with_a_state_of_its_own_is_seen() -> None:
+    class Collate:
+        def __init__(self, batches: int) -> None:
+            self.batches = batches
+
+        def __call__(self, samples: list[int]) -> list[int]:
+            return samples
+
+    loaders = [torch.utils.data.DataLoader([1, 2], collate_fn=Collate(batches)) for batches in (0, 3)]  # type: ignore[arg-type]
+    assert names(of(loader=loaders[0]), of(loader=loaders[1])) == ["loader.collate_fn.batches"]
+
+
 def test_an_iterator_that_cannot_be_looked_into_is_noted() -> None:
     class Source:
         def __iter__(self) -> Any:

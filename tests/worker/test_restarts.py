@@ -23,6 +23,7 @@ LOST = {
     "last_list_of_a_function": r"losses",
     "cache_of_draws": r"drawn .*must follow from the arguments alone",
     "batches_beside_others": r"begins anew: scale \(restart_cases\.py:\d+\) \(count",
+    "numbers_of_the_epochs": r"(?s)begins anew: number \(restart_cases\.py:\d+\) \(count.*weigh is ",
     "rows_of_a_database": r"changes of loop bodies to rows \(a Connection, restart_cases\.py:\d+\), which cannot be read",
     "seeds_that_are_spawned": r"seeds \(a SeedSequence, .*make it from them: state = run\.state\(seeds=",
     "best_in_a_file_of_the_process": r"names come from tempfile\.TemporaryDirectory\(\) \(restart_cases\.py:\d+\)",
