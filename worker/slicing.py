@@ -190,7 +190,9 @@ class Slice(DataFlow):
         """
         found = []
         for loop, scope in self._loops:
-            calls = [each for each in walk(loop.iter) if is_epochs(each)] if isinstance(loop, ast.For) else []
+            if not isinstance(loop, ast.For) or scope.node is not self._places[0]:
+                continue
+            calls = [each for each in walk(loop.iter) if is_epochs(each)]
             for name in counted_by(
                 loop, [each.id for one in calls for each in walk(one) if isinstance(each, ast.Name)]
             ):
