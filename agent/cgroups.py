@@ -285,7 +285,7 @@ class Cgroups:
         """Move the processes in the delegated group itself into a group below, so that controllers can be enabled.
         Raises OSError.
         """
-        if pids := sorted(processes((str(base),))):
+        if pids := sorted(_in_itself(base)):  # not the workers' below
             (base / KEEPER).mkdir(mode=0o755, exist_ok=True)
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -349,7 +349,11 @@ def processes(paths: tuple[str, ...]) -> frozenset[int]:
     """Return the processes in a cgroup, and in those below it, which a container may have."""
     found = list(paths[:1])
     found += [each for path in paths[:1] for each in _below(path)]
-    return frozenset(int(word) for path in found for word in _read(Path(path) / "cgroup.procs").split())
+    return frozenset(pid for path in found for pid in _in_itself(Path(path)))
+
+
+def _in_itself(path: Path) -> list[int]:
+    return [int(word) for word in _read(path / "cgroup.procs").split()]
 
 
 def _below(path: str) -> list[str]:

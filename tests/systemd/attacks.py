@@ -204,7 +204,9 @@ def restart() -> tuple[bool, str]:
     before, agent = groups_of(pid), story.pid("agent")
     story.run("systemctl", "daemon-reload")
     story.run("systemctl", "restart", story.unit("agent"))
-    fine = story.pid("agent") != agent and Path(f"/proc/{pid}").exists() and groups_of(pid) == before
+    after = groups_of(pid) if Path(f"/proc/{pid}").exists() else ""
+    same = after == before
+    fine = story.pid("agent") != agent and same
     beside = all(story.unit("workers") in line for line in before.splitlines() if "memory" in line or line[:2] == "0:")
     story.until("the server is heard again", lambda: "away" not in json.dumps(server()["state"]))
     second = submit("after", "python3", "-c", HOG)
@@ -212,7 +214,9 @@ def restart() -> tuple[bool, str]:
     story.ask("cancel", first)
     wait_for(first, "cancelled")
     story.until("its processes end", lambda: not Path(f"/proc/{pid}").exists())
-    return fine and beside and "out of memory" in now["reason"], f"{before.splitlines()[-1]}; the next: {now['reason']}"
+    lost = sorted({*before.splitlines()} ^ {*after.splitlines()})
+    text = f"in other groups: {lost}, beside the agent's: {beside}; the next: {now['reason']}"
+    return fine and beside and "out of memory" in now["reason"], text
 
 
 def keeper_killed() -> tuple[bool, str]:
