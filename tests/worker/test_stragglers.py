@@ -406,6 +406,18 @@ def test_two_equally_slow_workers_count_together() -> None:
     assert all(each.without == pytest.approx(2.0, rel=0.1) for each in slow)
 
 
+def test_a_generation_of_slow_workers_alone_compares_the_slowest_with_the_rest() -> None:
+    job = Job(4, 4, 25)
+    job.speeds[1], job.speeds[2] = 4.0, 3.0
+    job.run(200)
+    assert len(job.stragglers.slow()) == 2
+    job.names, job.speeds = (OTHER, THIRD), [4.0, 3.0]
+    job.ranges, job.last = assign(4, [True] * 2), []
+    job.stragglers.enter(roster(2, *job.names))
+    job.run(100)
+    assert [each.without for each in job.stragglers.slow()] == [1.0, 1.0]
+
+
 def test_a_recovered_worker_has_no_answer() -> None:
     job = Job(4, 4, 24, "a tenth")
     job.speeds[3] = 4.0

@@ -372,7 +372,7 @@ class Stragglers:
 
         own: times of the parts by rank; took: time of a step (us).
         """
-        slow = self._slow_ranks()
+        slow = self._slow_ranks()[: len(own) - 1]  # of a roster of slow workers alone, one stays
         for count, rank in enumerate(slow, 1):
             worker, away = self._workers[self._ids[rank]], slow[:count]
             sound, without = self._would_take(own, took, away)
