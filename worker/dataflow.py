@@ -122,7 +122,8 @@ class DataFlow:
         self._sinks: list[Change] = []
         self._leaves: list[Change] = []  # of the loop over epochs
         self._saves: list[Change] = []  # calls of `.save(what, path)`
-        self._uses: dict[Key, list[Change]] = defaultdict(list)  # calls of a variable's methods, which may change it
+        # Module and line of the first call of a variable's method, which may change it
+        self._uses: dict[Key, tuple[ast.AST, int]] = {}
         self._calls: list[tuple[ast.Call, Scope, tuple[ast.expr, ...]]] = []
         for tree in trees:
             self._declare(tree.body, Scope(tree, frozenset()), None)
@@ -349,7 +350,7 @@ class DataFlow:
         """Note that a statement, which may run in several loop bodies, calls a method of a variable or attribute."""
         if isinstance(node, ast.Name | ast.Attribute) and self._repeats(scope, tests):
             for key in self._keys_of(node, scope):
-                self._uses[key].append(Change((), scope, tests, True, False, line=node.lineno))
+                self._uses.setdefault(key, (module_of_scope(scope), node.lineno))
 
     def _repeats(self, scope: Scope, tests: tuple[ast.expr, ...]) -> bool:
         """Return whether a statement may run in several loop bodies: in a loop, or in a function that one calls."""

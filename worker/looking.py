@@ -147,13 +147,11 @@ class Looking:
             return {}
         source = Source.read(inner.f_code.co_filename)
         found = [*sliced.positions_of_bars(), *sliced.counted_epochs()]
-        headers = [line for file, line in self._places if file == inner.f_code.co_filename]
-        for line in headers if source is not None and in_pass else ():
-            package = __name__.partition(".")[0]
-            own = variables_of_loop(inner).items()
-            batches = [name for name, value in own if module_of(type(value)).partition(".")[0] == package]
-            assert source is not None
-            found += sliced.left_in_pass((source.tree, line), {*carried, *self._carried}, batches)
+        if source is not None and in_pass:
+            package, own = __name__.partition(".")[0], variables_of_loop(inner)
+            batches = [name for name, value in own.items() if module_of(type(value)).partition(".")[0] == package]
+            for line in (line for file, line in self._places if file == inner.f_code.co_filename):
+                found += sliced.left_in_pass((source.tree, line), {*carried, *self._carried}, batches)
         kinds = {node.type for root in compared.names.values() for node in root.every() if not node.is_class}
         looked_at = compared.names.keys() - self.temporaries
         return {
@@ -495,14 +493,15 @@ class Looking:
         """Return the objects that cannot be read, such as a connection to a database, of which loop bodies call methods, and on
         which the training depends by the source; each with its type and the line. frame: as for `now`.
         """
-        found = {}
-        sliced = self._sliced()
-        seen = [] if sliced is None else [each for each in self.now(frame).every() if each.node.kind is Kind.UNSEEN]
-        for each in seen:
-            place = None if sliced is None or each.in_data else sliced.used_at(each)
-            if place is not None:
-                found[each.name] = f"{each.node.shown}, {self._sources.line_in(*place)}"
-        return found
+        if (sliced := self._sliced()) is None:
+            return {}
+        seen = [each for each in self.now(frame).every() if each.node.kind is Kind.UNSEEN and not each.in_data]
+        used = [(each, sliced.used_at(each)) for each in seen]
+        return {
+            each.name: f"{each.node.shown}, {self._sources.line_in(*place)}"
+            for each, place in used
+            if place is not None
+        }
 
     def places(self, found: Sequence[Difference]) -> str:
         """Return these names, each with the line that changes it."""

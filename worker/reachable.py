@@ -77,7 +77,7 @@ from .own_code import (
     variables_of_loop,
 )
 from .sampled import MARSHAL, SAMPLED_ELEMENTS, flattened, sampled, strides
-from .shown import a_kind, counted, eight_bytes, element, key_suffix, short, shown
+from .shown import a_kind, counted, element, key_suffix, short, shown
 from .state.training_state import TrainingState
 from .unpacked import PACKED, Pickled, contents, of_thread
 from .value_kinds import (
@@ -409,7 +409,7 @@ class _Walk:
         for number, (label, value) in enumerate(parts):
             inner = f"{name}{label}" if named and self._names < self._limits.names else None
             part = self.of(value, inner, depth + 1)
-            digests += (label.encode(errors="replace") if keep else b"", part.type.encode(), eight_bytes(part.digest))
+            digests += (label.encode(errors="replace") if keep else b"", part.type.encode(), _eight(part.digest))
             complete &= part.digest is not None
             if number == 0 and kind is Kind.CONTAINER:
                 shape = part.shape
@@ -452,7 +452,7 @@ class _Walk:
         keys = [self.of(key, None, depth + 1) for key, _ in chosen]
         if any(key.digest is None for key in keys):
             raise _Cut("items")
-        head += b"".join(eight_bytes(key.digest) for key in keys)
+        head += b"".join(_eight(key.digest) for key in keys)
         labels = [key_suffix(key) for key, _ in chosen] if keep else [""] * len(chosen)
         keep = keep and len(set(labels)) == len(labels) and None not in labels
         pairs = ((label or "", item) for label, (_, item) in zip(labels, chosen, strict=True))
@@ -463,7 +463,7 @@ class _Walk:
         items = list(base.__iter__(value))
         parts = [self.of(item, None, depth + 1).digest for item in items] if len(items) <= self._limits.items else []
         complete = [part for part in parts if part is not None]
-        digest = self._hash(kind.__name__.encode(), *map(eight_bytes, sorted(complete)), eight_bytes(len(items)))
+        digest = self._hash(kind.__name__.encode(), *map(_eight, sorted(complete)), _eight(len(items)))
         return Node(
             digest if len(complete) == len(parts) else None, Kind.CONTAINER, kind.__name__, counted(kind, len(items))
         )
@@ -495,7 +495,7 @@ class _Walk:
             return self._constant(kind, kind.__qualname__)
         if attributes := of_tensor(value):
             bits = self._bits(value, kind, name)
-            head = b"" if bits.digest is None else eight_bytes(bits.digest)
+            head = b"" if bits.digest is None else _eight(bits.digest)
             node = self._combine(Kind.TENSOR, kind, head, attributes, name, depth, bits.shown)
             return node._replace(shape=bits.shape)
         return self._bits(value, kind, name)
@@ -533,7 +533,7 @@ class _Walk:
                 first if plain.size == 1 and first else f"an array {list(shape)}" + (f" ({first}, …)" if first else "")
             )
         if attributes := [(f".{each}", part) for each, part in sorted(attributes_of(value, kind).items())]:
-            node = self._combine(Kind.ARRAY, kind, eight_bytes(digest), attributes, name, depth, text)  # such as a mask
+            node = self._combine(Kind.ARRAY, kind, _eight(digest), attributes, name, depth, text)  # such as a mask
             return node._replace(shape=shape)
         return Node(digest, Kind.ARRAY, kind.__name__, text, shape)
 
@@ -755,7 +755,7 @@ class _Walk:
         if len(data) > WHOLE_BYTES:
             data = memoryview(bytes(data[:: len(data) // SAMPLED_ELEMENTS]))
         text = counted(kind, len(value))
-        return Node(self._hash(eight_bytes(len(value)), data), Kind.ARRAY, kind.__name__, text)
+        return Node(self._hash(_eight(len(value)), data), Kind.ARRAY, kind.__name__, text)
 
     def _derived(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         """Return the node of an instance of a subclass of Python's plain types."""
@@ -807,3 +807,7 @@ _HANDLERS: tuple[tuple[type | tuple[type, ...], _Handler], ...] = (
     ((int, float, complex, str, bytes), _Walk._derived),
 )
 _INSIDE = Node(0, Kind.OTHER, "again", again=True)  # a value that contains itself
+
+
+def _eight(digest: int | None) -> bytes:
+    return b"" if digest is None else digest.to_bytes(8, "little")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from . import advice
@@ -72,10 +72,7 @@ class Remarks:
         if self._has_read_sums:
             return
         self._has_read_sums = True
-        found = {name: place for name, place in self._looking.left_by_bodies().items() if name not in self._told}
-        if found:
-            self._told |= found.keys()
-            names = ", ".join(f"{name} ({place})" for name, place in list(found.items())[:NAMED])
+        if names := self._new(self._looking.left_by_bodies()):
             self._say(
                 f"loop bodies leave {names} to later ones, and what is trained, or when it ends, depends on that. Each worker "
                 "runs only some of the bodies, so the result depends on the number of workers: use the job's averages, "
@@ -122,16 +119,12 @@ class Remarks:
         carried = {*restored, *map(last_name, self._counters())}
         if left := looking.left_behind(sys._getframe(), before, within, carried):
             self._say(f"the job goes on from a checkpoint, and {advice.begin_anew(left)}")
-        if files := {text: place for text, place in looking.own_files().items() if text not in self._told}:
-            self._told |= files.keys()
-            names = ", ".join(f"{text} ({place})" for text, place in list(files.items())[:NAMED])
+        if names := self._new(looking.own_files()):
             self._say(
                 f"the job goes on from a checkpoint in another process, without the files whose names come from {names}, and the "
                 "script reads such files: keep them below the job's directory, by a name that each process has"
             )
-        if unseen := {name: where for name, where in looking.unseen(sys._getframe()).items() if name not in self._told}:
-            self._told |= unseen.keys()
-            names = ", ".join(f"{name} ({where})" for name, where in list(unseen.items())[:NAMED])
+        if names := self._new(looking.unseen(sys._getframe())):
             self._say(
                 f"the job goes on from a checkpoint without the changes of loop bodies to {names}, which cannot be read: "
                 "keep with the job what the training depends on, in state = run.state(…)"
@@ -218,6 +211,12 @@ class Remarks:
             self._told |= {each.whole for each in news}
             told = text(news, ", ".join(dict.fromkeys(f'"{each.whole}"' for each in news[:NAMED])))
             self._say(told)
+
+    def _new(self, places: Mapping[str, str]) -> str:
+        """Return the first of these names that have had no remark, each with its place; "" if all have had one."""
+        news = {name: place for name, place in places.items() if name not in self._told}
+        self._told |= news.keys()
+        return ", ".join(f"{name} ({place})" for name, place in list(news.items())[:NAMED])
 
     def _say(self, told: str) -> None:
         warnings.warn(told, stacklevel=4)

@@ -34,10 +34,6 @@ def counted(kind: type, count: int) -> str:
     return f"{'an' if kind.__name__[:1] in 'aeiouAEIOU' else 'a'} {kind.__name__} of {count}"
 
 
-def eight_bytes(digest: int | None) -> bytes:
-    return b"" if digest is None else digest.to_bytes(8, "little")
-
-
 def key_suffix(key: Any) -> str | None:
     """Return the suffix that a key adds to the name of its mapping."""
     if type(key) is str and len(key) <= SHOWN:

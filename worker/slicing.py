@@ -82,7 +82,7 @@ class Slice(DataFlow):
         """
         for key in (key for each in difference.by_each_name for key in self._keys_of_name(each)):
             if (used := self._uses.get(key)) and any(key in found for found in self._every):
-                return module_of_scope(used[0].scope), used[0].line
+                return used
         return None
 
     @property

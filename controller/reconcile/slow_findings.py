@@ -35,7 +35,7 @@ from .slow_gpus import costly
 
 KEPT_SLOW_GPUS = 32  # of a job, the newest
 KEPT_FINDINGS = 128  # of a server, the newest
-OWNERS_THAT_AGREE = 2  # users whose jobs have found a GPU slow, until the operator is told
+OWNERS_THAT_AGREE = 2  # users with such findings on one GPU before the operator is told
 
 
 def evidence(gpu: GpuAddress, found: Straggler, since: str = "") -> str:
@@ -126,7 +126,7 @@ def told(cluster: Cluster, server: ServerId, gpu: int) -> Iterator[str]:
             yield f"{one.job} ({one.slowdown:.1f} times as long as other GPUs, {one.samples} samples{because})"
 
 
-# -------------------------------------------------------------------------------------------------- what is found afterwards
+# -------------------------------------------------------------------------------------------------- measured without the GPU
 
 
 def judge_left(cluster: Cluster, now: float, job: Job, status: WorkerStatus, steps: int) -> None:
@@ -176,7 +176,7 @@ def lift(cluster: Cluster, now: float, server: ServerId, gpus: Collection[int], 
 
 
 def lift_causes(cluster: Cluster, now: float, server: ServerId) -> None:
-    """Lift what was found of GPUs whose agent had noted a cause then, and notes nothing any more."""
+    """Lift findings on GPUs for which the agent had noted a cause, such as heat, and notes none now."""
     caused = {one.gpu for one in cluster.servers.slow.get(server, ()) if one.cause}
     gone = {gpu for gpu in caused if not _noted(cluster, GpuAddress(server=server, index=gpu))}
     if gone:

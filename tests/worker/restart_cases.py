@@ -258,7 +258,8 @@ def saved_mean_of_an_epoch(run: Run) -> list[Any]:
     history: list[float] = []
     for _ in run.epochs(EPOCHS):
         history += [mean_of_an_epoch(batches, model, optimizer)]
-    run.save({"history": history}, "history.pt")
+    with tempfile.TemporaryDirectory() as directory:
+        run.save({"history": history}, os.path.join(directory, "history.pt"))
     run.finish()
     return [{"history": torch.tensor(history)}]
 

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import fcntl
 import gc
+import io
 import itertools
 import json
 import os
@@ -321,6 +322,19 @@ def test_a_collate_function_with_a_state_of_its_own_is_seen() -> None:
 
     loaders = [torch.utils.data.DataLoader([1, 2], collate_fn=Collate(batches)) for batches in (0, 3)]  # type: ignore[arg-type]
     assert names(of(loader=loaders[0]), of(loader=loaders[1])) == ["loader.collate_fn.batches"]
+
+
+def test_the_position_of_a_file_that_is_read_counts_and_that_of_a_log_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("one\ntwo\n")
+    with path.open() as first, path.open() as second, path.open("a") as log:
+        second.readline()
+        assert names(of(lines=first), of(lines=second)) == ["lines"]
+        before = of(log=log)
+        log.write("three")
+        assert names(before, of(log=log)) == []
+    buffers = io.BytesIO(b"1"), io.BytesIO(b"2")
+    assert names(of(buffer=buffers[0]), of(buffer=buffers[1])) == ["buffer"]
 
 
 def test_an_iterator_that_cannot_be_looked_into_is_noted() -> None:

@@ -361,9 +361,8 @@ class Accumulation:
             hook: Callable[[torch.Tensor], None] = partial(self._accumulated, position, segment)
             if last is not None:
                 hook = partial(self._last_came, segment) if last[segment] == position else self._arrived.append
-            if getattr(
-                parameter, "_post_accumulate_grad_hooks", None
-            ):  # torch hands on what the script's own hook returns
+            # torch hands the result of the script's own hook to the next one, in place of the parameter
+            if getattr(parameter, "_post_accumulate_grad_hooks", None):
                 hook = partial(_on_parameter, hook, parameter)
             handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             self._hooks.append(handle)
