@@ -173,7 +173,10 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         )
     is_bound = None in (difference.ones, difference.others) and is_function_type(node.type)
     if is_bound or node.kind in (Kind.OTHER, Kind.MODEL) or node.type == "method" or node.is_class:
-        return "choose it in every epoch from the epoch: `if epoch >= 1:` in place of `if epoch == 1:`"
+        return (
+            "choose it in every epoch from the epoch: `if epoch >= 1:` in place of `if epoch == 1:`; or in each loop body by a "
+            "value of the job, such as state = run.state(switched=False)"
+        )
     if node.type == CACHE:
         return (
             "what a cache keeps must follow from the arguments alone: draw no random numbers in the function, or draw them "
@@ -198,8 +201,8 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         return f"begin it anew in each epoch: {root} = iter(...), of the same loader"
     if node.kind is Kind.ITERATOR and node.type == "count":
         return f"take run.steps_done in its place, or count in state = run.state({key}=0)"
-    if node.kind is Kind.ITERATOR and node.type == "generator":
-        return f"keep with the job what the generator computes, in place of it: state = run.state({key}=...)"
+    if node.kind is Kind.ITERATOR and node.type in ("generator", "accumulate", "map", "starmap"):
+        return f"keep with the job what the iterator computes, in place of it: state = run.state({key}=...)"
     if re.match(r"\w+\.param_groups\b", difference.name):
         return f"give it to prepare(), and what it trains within the model: run.prepare(model, (optimizer, {root}), …)"
     if node.kind is Kind.LIBRARY or any(
@@ -222,6 +225,11 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
             f"each virtual worker has its own: run.per_virtual_worker({key}={None if initial == holder else initial})"
         )
     if node.kind in (Kind.OBJECT, Kind.MODEL, Kind.DATA):
+        if holder != root and "NoneType" in [each.type for each in (difference.ones, difference.others) if each]:
+            return (  # an object that its class keeps
+                f"make it before prepare(), give it state_dict() and load_state_dict(), and register it: "
+                f'run.register("{key}", {holder})'
+            )
         return f'give it state_dict() and load_state_dict(), and register it before prepare(): run.register("{root}", {root})'
     line = f"run.state({key}={initial})"
     if difference.in_data:

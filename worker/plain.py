@@ -4,19 +4,28 @@ distinguishes.
 A scalar stands for itself. A container is a mapping of one entry from its kind to its contents, so that a tuple comes
 back as a tuple and a mapping may have numbers for keys. Tensors and NumPy arrays are numbered and travel separately.
 NumPy scalars keep their type, since a sum of them is rounded as that type rounds. Random generators travel as their
-states. Dataclasses and named tuples are rebuilt from the class of the same name in the same module. Other attributes
-that a script has given such an object, or an ordered mapping, travel with it.
+states. Dataclasses, named tuples, members of enums, and the script's subclasses of list, dict and set are rebuilt from
+the class of the same name in the same module. Other attributes of such an object travel with it.
 """
 
 from __future__ import annotations
 
+import argparse
+import array
 import dataclasses
+import datetime
+import enum
 import functools
 import json
+import pathlib
 import random
 import sys
+import types
+import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -81,9 +90,8 @@ def pack(value: Any, where: str, number: Callable[[torch.Tensor, str], Any] = no
     if packed is not None:
         return packed
     raise UserError(
-        f"{where} is {'an integer beyond 64 bits' if kind is int else f'a {kind.__module__}.{kind.__qualname__}'}, which cannot "
-        "be carried along: use numbers, text, bytes, None, tensors, arrays, generators, dataclasses, and lists, tuples, deques, "
-        "sets and mappings of them"
+        f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot be carried along: use numbers, text, bytes, None, "
+        "tensors, arrays, generators, dates, paths, dataclasses, namespaces, and lists, tuples, deques, sets and mappings of them"
     )
 
 
@@ -102,6 +110,10 @@ def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], An
     def items(values: Iterable[Any]) -> list[Any]:
         return [pack(item, f"{where}[{i}]", number, depth + 1) for i, item in enumerate(values)]
 
+    if kind in _ARGUMENTS:
+        return {"made by": [kind.__name__, items(_ARGUMENTS[kind](value))]}
+    if kind is int:
+        return {"integer": hex(value)}
     if kind is deque:
         return {"deque": [value.maxlen, items(value)]}
     if kind in (set, frozenset):  # in an order that does not depend on hash values
@@ -143,14 +155,28 @@ def _pack_rarer(value: Any, where: str, number: Callable[[torch.Tensor, str], An
         return {"dataclass": [kind.__module__, kind.__qualname__, named]}
     if isinstance(value, tuple) and hasattr(kind, "_fields") and _class(kind.__module__, kind.__qualname__) is kind:
         return {"named tuple": [kind.__module__, kind.__qualname__, items(value)]}
+    if kind in _NAMESPACES.values():
+        return {"namespace": [kind.__name__, pack(vars(value), where, number, depth)]}
+    if _class(kind.__module__, kind.__qualname__) is not kind:
+        return None
+    if isinstance(value, enum.Enum):
+        return {"member": [kind.__module__, kind.__qualname__, pack(value._value_, where, depth=depth + 1)]}
+    if (base := _base(kind)) is not None:
+        return {"subclass": [kind.__module__, kind.__qualname__, pack(base(value), where, number, depth)]}
     return None
+
+
+def _base(kind: type) -> Any:
+    """Return the container of Python of which a class is a subclass that adds nothing but code and attributes."""
+    base = next((each for each in (list, dict, set) if issubclass(kind, each)), None)
+    return None if base is None or issubclass(kind, OrderedDict | defaultdict) else base
 
 
 def _other_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object of these types beside its items and fields, such as the `_metadata` of a
     `state_dict()`, without those that are computed when they are read.
     """
-    if not (isinstance(value, dict | tuple) or dataclasses.is_dataclass(value)):
+    if not (isinstance(value, dict | list | set | tuple) or dataclasses.is_dataclass(value)):
         return {}
     fields = {each.name for each in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
     return {
@@ -160,6 +186,26 @@ def _other_attributes(value: Any) -> dict[str, Any]:
     }
 
 
+def _reduced(value: Any) -> tuple[Any, ...]:
+    arguments: tuple[Any, ...] = value.__reduce__()[1]
+    return arguments
+
+
+# Types of which a few arguments make an equal value
+_ARGUMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    **dict.fromkeys((range, slice, Fraction, Decimal, datetime.timedelta, datetime.timezone), _reduced),
+    **dict.fromkeys((datetime.date, datetime.time, datetime.datetime), _reduced),
+    **dict.fromkeys((pathlib.PosixPath, pathlib.PurePosixPath), lambda path: [str(path)]),
+    complex: lambda number: [number.real, number.imag],
+    bytearray: lambda data: [bytes(data)],
+    array.array: lambda values: [values.typecode, values.tobytes()],
+    uuid.UUID: lambda each: [str(each)],
+    torch.Size: lambda size: [[*size]],
+    torch.dtype: lambda kind: [str(kind).removeprefix("torch.")],
+}
+_MAKERS: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in _ARGUMENTS}
+_MAKERS["dtype"] = functools.partial(getattr, torch)
+_NAMESPACES: dict[str, Any] = {each.__name__: each for each in (types.SimpleNamespace, argparse.Namespace)}
 _FACTORIES: dict[str, Any] = {each.__name__: each for each in (int, float, list, dict, set, str, deque)}
 
 
@@ -232,7 +278,18 @@ def _unpack_rarer(kind: str, content: Any, tensor: Callable[[Any, Any], Any] | N
             return found
         case "generator":
             return _generator(*content)
-        case "dataclass" | "named tuple":
+        case "integer":
+            return int(content, 16)
+        case "made by":
+            maker, arguments = content
+            if maker not in _MAKERS:
+                raise PeerError(f"{maker!r} is not a type of packed values")
+            return _MAKERS[maker](*unpack({"list": arguments}))
+        case "namespace":
+            name, attributes = content
+            old = vars(present) if type(present) is _NAMESPACES[name] else None
+            return _NAMESPACES[name](**unpack(attributes, tensor, old))
+        case "dataclass" | "named tuple" | "member" | "subclass":
             return _made_again(kind, content, tensor, present)
         case "with attributes":
             inner, named = content
@@ -272,9 +329,31 @@ def _made_again(kind: str, content: Any, tensor: Callable[[Any, Any], Any] | Non
             raise PeerError(f"there is no named tuple {module}.{name} here")
         same = type(present) is made_by
         return made_by._make(unpack({"list": parts}, tensor, [*present] if same else None))
+    if kind == "member":
+        if not (isinstance(made_by, type) and issubclass(made_by, enum.Enum)):
+            raise PeerError(f"there is no enum {module}.{name} here")
+        return made_by(unpack(parts))
+    if kind == "subclass":
+        base = _base(made_by) if isinstance(made_by, type) else None
+        if base is None:
+            raise PeerError(f"there is no list, dict or set {module}.{name} here")
+        made: Any = base.__new__(made_by)
+        fill(made, unpack(parts, tensor, base(present) if type(present) is made_by else None))
+        return made
     if not (isinstance(made_by, type) and dataclasses.is_dataclass(made_by)):
         raise PeerError(f"there is no dataclass {module}.{name} here")
     made = object.__new__(made_by)
     for field, packed in parts:
         object.__setattr__(made, field, unpack(packed, tensor, getattr(present, field, None)))
     return made
+
+
+def fill(container: Any, contents: Any) -> None:
+    """Replace the contents of a list, dict or set, also of a subclass, without its own methods."""
+    if isinstance(container, list):
+        list.__setitem__(container, slice(None), contents)
+        return
+    base: Any = next(each for each in (OrderedDict, dict, set) if isinstance(container, each))
+    items = (set if base is set else dict)(contents)
+    base.clear(container)
+    base.update(container, items)

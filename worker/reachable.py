@@ -96,6 +96,7 @@ from .value_kinds import (
     STDLIB_OBJECTS,
     attributes_in,
     is_of,
+    of_caches,
     of_member,
     of_optimizers,
     of_tensor,
@@ -318,7 +319,8 @@ class _Walk:
             return self._carried(value, kind, name, depth)
         for base, handle in _HANDLERS:
             if issubclass(kind, base):
-                return handle(self, value, kind, name, depth)
+                node = handle(self, value, kind, name, depth)
+                return self._with_attributes(node, value, kind, name, depth) if base in _CONTAINERS else node
         top = module_of(kind).partition(".")[0]
         full = f"{module_of(kind)}.{kind.__qualname__}"
         if issubclass(kind, threading.Thread) and top in self._own:
@@ -336,6 +338,16 @@ class _Walk:
             return self._pickled(value, kind, name, depth)
         node = self._object(value, kind, name, depth)
         return node._replace(kind=Kind.DATA) if issubclass(kind, torch.utils.data.Dataset) else node
+
+    def _with_attributes(self, node: Node, value: Any, kind: type, name: str | None, depth: int) -> Node:
+        """Return the node of a container, with the attributes that an object of a subclass of the script's own has."""
+        if module_of(kind) not in self._own or not (inner := attributes_of(value, kind)):
+            return node
+        self._note_class(kind)
+        attributes = [(f".{each}", part) for each, part in sorted(inner.items()) if not each.startswith("__")]
+        found = self._combine(node.kind, kind, _eight(node.digest), attributes, name, depth, node.shown)
+        digest = found.digest if node.digest is not None else None
+        return found._replace(digest=digest, shape=node.shape, parts={**node.parts, **found.parts})
 
     def _not_seen(self, value: Any, kind: type, name: str | None) -> Node:
         """Return the node of an object that cannot be read, or whose contents no training depends on."""
@@ -473,6 +485,8 @@ class _Walk:
     ) -> Node:
         """Return a node of the attributes, in the order of their names. only: a predicate on the attributes' values."""
         self._note_class(kind)
+        if module_of(kind).partition(".")[0] not in self._own:
+            apart = {*apart, *of_caches(kind)}
         attributes = [
             (f".{attribute}", inner)
             for attribute, inner in sorted(attributes_of(value, kind).items())
@@ -779,14 +793,16 @@ _SPELLED = (
     *(range, slice, decimal.Decimal, fractions.Fraction, pathlib.PurePath),
     *(datetime.date, datetime.time, datetime.timedelta),
 )
+_SEQUENCES, _SETS = (list, tuple, collections.deque), (set, frozenset)
+_CONTAINERS = (_SEQUENCES, dict, _SETS)
 _HANDLERS: tuple[tuple[type | tuple[type, ...], _Handler], ...] = (
     (torch.Tensor, _Walk._tensor),
     (numpy.ndarray, _Walk._array),
     (numpy.generic, _Walk._scalar),
     (enum.Enum, _Walk._enum),
-    ((list, tuple, collections.deque), _Walk._sequence),
+    (_SEQUENCES, _Walk._sequence),
     (dict, _Walk._mapping),
-    ((set, frozenset), _Walk._set),
+    (_SETS, _Walk._set),
     (torch.nn.Module, _Walk._module),
     (
         (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator),

@@ -385,7 +385,7 @@ class ScriptVariables:
                 else:
                     variable.bind(value)
                 bound[name] = value
-                self.restored |= {last_name(name)}
+                self.restored |= {last_name(name), *_names_within(value)}
                 continue
             bound[name] = put(variable.value, value) if in_place else value
             variable.bind(bound[name])
@@ -449,12 +449,18 @@ def _filled(present: Any, value: Any) -> bool:
     return True
 
 
+def _names_within(value: Any) -> Iterator[str]:
+    """Yield the last names of an object's attributes; of a dict those of objects that it may give its items as attributes."""
+    for names in (value if isinstance(value, dict) else (), getattr(value, "__dict__", ())):
+        yield from (f".{each}" for each in names if type(each) is str)
+
+
 def _containers(value: Any) -> Iterator[Any]:
     """Yield the value, and each part of it once, that may change in place."""
     todo, seen = [value], set[int]()
     while todo:
         each = todo.pop()
-        if id(each) in seen or not isinstance(each, torch.Tensor | numpy.ndarray | list | dict | set | tuple | deque):
+        if id(each) in seen or not isinstance(each, (*MUTABLE, tuple)):
             continue
         seen.add(id(each))
         yield each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import functools
 import io
@@ -14,11 +15,11 @@ from typing import Any
 import numpy
 import torch
 
-from .own_code import attributes_of
+from .own_code import attributes_of, mro_of
 
 NAMED_ITEMS = 32  # items up to which those of a container have names
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-MUTABLE = (list, dict, set, collections.deque, bytearray, torch.Tensor, torch.nn.Module, numpy.ndarray)
+MUTABLE = (list, dict, set, collections.deque, bytearray, array.array, torch.Tensor, torch.nn.Module, numpy.ndarray)
 
 ITERATORS: tuple[type, ...] = tuple(
     {
@@ -95,6 +96,12 @@ def of_tensor(value: Any) -> list[tuple[str, Any]]:
         for name, part in sorted(inner.items())
         if not name.startswith("_") or (not name.startswith("__") and isinstance(part, kinds))
     ]
+
+
+def of_caches(kind: type) -> set[str]:
+    """Return the names of attributes that an object of a library computes once, when they are first read."""
+    found = {name: each for base in reversed(mro_of(kind)) for name, each in vars(base).items()}
+    return {name for name, each in found.items() if type(each) is functools.cached_property}
 
 
 def of_member(member: Any) -> list[tuple[str, Any]]:

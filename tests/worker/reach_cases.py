@@ -659,6 +659,30 @@ model = nn.Sequential(Norm(), """,
             "model.0.last": "register it: run.state(last=None)",
         },
     ),
+    "attributes of a list, and an object that its class makes": (
+        BEGIN
+        + """
+class History(list):
+    best = math.inf
+
+class Stats:
+    instance = None
+
+    @classmethod
+    def get(cls):
+        cls.instance = cls.instance or Stats()
+        return cls.instance
+
+history = History([0.0] * 40)
+"""
+        + LOOP.replace(
+            "loss.backward()", "history.best = min(history.best, loss.item()); Stats.get().mean = history.best"
+        ),
+        {
+            "history": "register it: run.state(history=History([0.0] * 40))",
+            "Stats.instance": 'register it: run.register("instance", Stats.instance)',
+        },
+    ),
     "weak mappings": (
         "import weakref\n"
         + BEGIN

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import enum
 import functools
+import math
 import os
 import random
 import sqlite3
 import tempfile
+from fractions import Fraction
 from typing import Any
 
 import numpy
@@ -311,6 +314,42 @@ def momentum_by_another_name(run: Run) -> list[Any]:
                 momentum = next(iter(optimizer.state.values()))["momentum_buffer"]
             scale = 1.0 if momentum is None else 1.0 + float(momentum.abs().mean())
             (functional.cross_entropy(model(x), y) / scale).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+class Losses(list[float]):
+    """A list with the best value as an attribute."""
+
+    best = math.inf
+
+
+class Shared:
+    """All instances have the same attributes."""
+
+    kept: dict[str, float] = {}
+
+    def __init__(self) -> None:
+        self.__dict__ = self.kept
+        self.kept.setdefault("average", 1.0)
+
+
+def containers_and_numbers_of_other_classes(run: Run) -> list[Any]:
+    """A subclass of list, attributes that all objects share, a fraction, an array, and a large integer."""
+    model, optimizer, batches = prepared(run)
+    losses, part, counts, product = Losses(), Fraction(1, 3), array.array("d", [0.0]), 3
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            loss = functional.cross_entropy(model(x), y)
+            losses.append(loss.item())
+            losses.best = min(losses.best, losses[-1])
+            shared = Shared()
+            shared.average = 0.9 * shared.average + 0.1 * losses[-1]  # type: ignore[attr-defined]
+            part = part * Fraction(7, 8) + Fraction(1, 9)
+            product *= 3**20
+            counts[0] += float(part)
+            scale = 1.0 + losses.best + shared.average + counts[0] + product % 7  # type: ignore[attr-defined]
+            (loss / scale).backward()
             optimizer.step()
     return ended(run, model)
 

@@ -37,6 +37,7 @@ ONE = [
     "list_under_two_names",
     "generators_and_views",
     "members_and_masks",
+    "containers_and_numbers_of_other_classes",
     "hidden_state_that_the_next_body_detaches",
 ]
 

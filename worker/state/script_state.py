@@ -28,9 +28,12 @@ its tensors are restored by version only.
 
 from __future__ import annotations
 
+import argparse
+import array
 import hashlib
 import operator
 import random
+import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +48,7 @@ from ...protocol.errors import UserError
 from ..communication.communicator import Communicator
 from ..digests import digests, mixed, together
 from ..inband import NOTHING, Part
-from ..plain import inline, pack, restored, unpack
+from ..plain import fill, inline, pack, restored, unpack
 
 HASH_BITS = 62  # bits of a number in the word, which also has the negative of the number
 SHOWN = 40  # characters of a value in a message
@@ -534,19 +537,18 @@ def put(present: Any, value: Any) -> Any:
     if present is value or type(present) is not type(value):
         return value
     match present:
-        case list():
+        case list() | dict() | set():
+            fill(present, value)
+            if hasattr(present, "__dict__"):
+                fill(vars(present), vars(value))
+        case bytearray() | array.array():
             present[:] = value
+        case types.SimpleNamespace() | argparse.Namespace():
+            fill(vars(present), vars(value))
         case deque() if present.maxlen == value.maxlen:
             items = [*value]
             present.clear()
             present.extend(items)
-        case dict() | set():
-            items = value.copy()
-            present.clear()
-            present.update(items)
-            if hasattr(present, "__dict__"):
-                vars(present).clear()
-                vars(present).update(vars(value))
         case numpy.ndarray() if (present.shape, present.dtype) == (
             value.shape,
             value.dtype,
