@@ -172,6 +172,10 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
             f"run.state({key}={holder})"
         )
     is_bound = None in (difference.ones, difference.others) and is_function_type(node.type)
+    if not difference.owners and "." in difference.name and sources.yields(root):
+        return f"each worker's {root}() has its own: what it yields must follow from the batch and run.steps_done alone"
+    if _is_hook(difference):
+        return "register the hook before the loop, and let it act from an epoch on: `if epoch >= 1:` in the hook"
     if is_bound or node.kind in (Kind.OTHER, Kind.MODEL) or node.type == "method" or node.is_class:
         return (
             "choose it in every epoch from the epoch: `if epoch >= 1:` in place of `if epoch == 1:`; or in each loop body by a "
@@ -230,8 +234,14 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
                 f"make it before prepare(), give it state_dict() and load_state_dict(), and register it: "
                 f'run.register("{key}", {holder})'
             )
-        return f'give it state_dict() and load_state_dict(), and register it before prepare(): run.register("{root}", {root})'
+        line = f"state = run.state({root}={root}), or " if node.kind is Kind.OBJECT and not node.is_class else ""
+        return (
+            f"keep it with the job: {line}give it state_dict() and load_state_dict(), and register it before prepare(): "
+            f'run.register("{root}", {root})'
+        )
     line = f"run.state({key}={initial})"
+    if (whole := _object(difference, sources)) is not None:
+        line += f", or with its object: run.state({_key(whole)}={whole})"
     if difference.in_data:
         return (
             f"derive it from the epoch in the data set's set_epoch(epoch), which its loader processes call, too, or register it: "
@@ -270,6 +280,20 @@ def _as_tensor(difference: Difference, initial: str) -> str:
     return initial if Kind.TENSOR in kinds else f"torch.tensor({initial})"
 
 
+def _object(difference: Difference, sources: Sources) -> str | None:
+    """Return the object of a class of the script's own of which the value is an attribute, as the script names it."""
+    holder, _, attribute = difference.name.rpartition(".")
+    own = difference.holders[-1:] == (Kind.OBJECT,) and sources.has_class(difference.owners[-1])
+    return holder if own and holder and attribute.isidentifier() and "(" not in holder else None
+
+
+def _is_hook(difference: Difference) -> bool:
+    """Return whether the value is a hook of a module or an optimizer, or only one of the two workers has some of its hooks."""
+    one, other = ({} if node is None else node.parts for node in (difference.ones, difference.others))
+    added = (name for name in one.keys() ^ other.keys())
+    return difference.node.type == "RemovableHandle" or any("_hooks[" in name for name in (difference.name, *added))
+
+
 def _is_part_of_module(difference: Difference) -> bool:
     """Return whether the value is a parameter or a buffer of a module."""
     return difference.node.kind is Kind.TENSOR and difference.in_module
@@ -284,4 +308,5 @@ def _is_of_a_batch(difference: Difference, batch_size: int | None) -> bool:
         return False  # tensors by name, such as a copy of the weights
     shapes = [node.shape for node in nodes if node.shape is not None]
     from_nothing = any(node.type == "NoneType" for node in nodes)
-    return any(from_nothing or (batch_size is not None and batch_size > 1 and batch_size in shape) for shape in shapes)
+    leading = [shape[: 2 if len(shape) == 3 else 1] for shape in shapes]  # layers may come first
+    return any(from_nothing or ((batch_size or 0) > 1 and batch_size in each) for each in leading)

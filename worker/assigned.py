@@ -25,7 +25,7 @@ from .kept import is_function_type, path_of_function
 from .liveness import Flow, free_names, is_function, local_names, target_names, within
 from .own_code import directories, own_modules
 from .save_calls import names_place, saved_names
-from .syntax import PARSED, called_name, children, imports, mutates, parse, read_names, walk
+from .syntax import PARSED, called_name, children, imports, mutates, parse, read_names, root_name, walk
 
 LONGEST = 60  # characters of an expression in a message
 REMEMBERED = 1024  # cached functions, classes and files, in which names of one script are looked up repeatedly
@@ -204,6 +204,24 @@ class Sources:
         """Return those of these words that the script's files contain as texts of their own."""
         return [word for word in words if any(_quotes(each, word) for each in self._files(word))]
 
+    def given_to_others(self) -> list[str]:
+        """Return the attributes that the loop, or a function, assigns to imported modules and their classes, as the source names
+        them: `torch.steps`.
+        """
+        found = dict.fromkeys(
+            ast.unparse(target)
+            for source in self._files("")
+            for node in walk(source.tree)
+            for target in getattr(node, "targets", [getattr(node, "target", None)])
+            if isinstance(target, ast.Attribute) and root_name(target) in dict(imports(source.tree))
+        )
+        named = [each for each in found if all(map(str.isidentifier, each.split(".")))]
+        return [
+            name
+            for name in named
+            if any(self._is_in_loop(*each) or self._acts(*each) for each in self._changes(name, ()))
+        ]
+
     @functools.cached_property
     def _targets(self) -> frozenset[str]:
         """Target variables in the headers of the loop and of the loops in it."""
@@ -291,13 +309,24 @@ class Sources:
         methods = [node for kind in kinds for node in kind.body]
         return bool(changes) and all(change.scope in methods for _, change in changes)
 
+    def has_class(self, name: str) -> bool:
+        """Return whether the script defines a class of this name."""
+        return any(_classes(source.tree, name) for source in self._files(name))
+
+    def yields(self, name: str) -> bool:
+        """Return whether a function of this name is a generator."""
+        named = [
+            each for source in self._files(name) for each in walk(source.tree) if getattr(each, "name", None) == name
+        ]
+        return any(isinstance(each, ast.Yield | ast.YieldFrom) for function in named for each in walk(function))
+
     def initial(self, name: str, owners: Sequence[str] = (), in_epochs: bool = False) -> str | None:
         """Return the source of the expression to which the name is bound before the loop, for an attribute by `__init__`.
 
         in_epochs: or else between two epochs. None if the expression is long, reads a function's own variables, or was
         not found.
         """
-        changes = [each for each in self._changes(name, owners) if each[1].value is not None]
+        changes = [each for each in self._changes(name, owners, whole=True) if each[1].value is not None]
         before = [each for each in changes if not self._is_in_loop(*each)]
         if in_epochs and not before:
             before = [each for each in changes if not self._is_in_body(*each)]
@@ -369,10 +398,12 @@ class Sources:
                 found.update(target_names(node) if isinstance(node, ast.Name) else ())
         return found
 
-    def _changes(self, name: str, owners: Sequence[str], only_first: bool = False) -> list[tuple[Source, Change]]:
+    def _changes(
+        self, name: str, owners: Sequence[str], *, only_first: bool = False, whole: bool = False
+    ) -> list[tuple[Source, Change]]:
         """Return the changes of the most specific name that has any, by line, the loop's file first.
 
-        only_first: search the loop's file alone.
+        only_first: search the loop's file alone. whole: of this name alone.
         """
         first = [] if self._first is None else [self._first]
         while name:
@@ -384,7 +415,7 @@ class Sources:
                 found = self._of_attribute(f"{root}.{'.'.join(attributes)}", attributes[-1], owners, files)
             else:
                 found = self._of_variable(root)
-            if found:
+            if found or whole:
                 return found
             name, owners = _shorter(name), owners[:-1]
         return []
@@ -434,6 +465,9 @@ class Sources:
             if not found and owner is not None and is_function_type(owner):
                 outermost = path_of_function(owner)[0]
                 around = [node for node in walk(source.tree) if getattr(node, "name", None) == outermost]
+                found += [(source, each) for node in around for each, text in _all_changes(node) if text == attribute]
+            if not found and owner is None and path.count(".") == 1:  # of a function that yields batches
+                around = [node for node in walk(source.tree) if getattr(node, "name", None) == owned]
                 found += [(source, each) for node in around for each, text in _all_changes(node) if text == attribute]
             if not found and owner in ("Parameter", "Tensor"):  # of a variable with another name
                 found += [(source, each) for each, text in _all_changes(source.tree) if text.endswith(f".{attribute}")]

@@ -6,10 +6,10 @@ import ctypes
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
-from .own_code import attributes_of, consumers, directories, mro_of, own_modules, variables_in
+from .own_code import attributes_of, consumers, directories, mro_of, own_modules, variables_in, variables_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,11 @@ def find(frame: FrameType, name: str, inherits: bool = False) -> Variable | None
 
 def _attribute(owner: Any, attributes: Sequence[str], inherits: bool) -> Variable | None:
     for position, name in enumerate(attributes):
-        own: Mapping[str, Any] = vars(owner) if isinstance(owner, type) else attributes_of(owner, type(owner))
+        own: Mapping[str, Any]
+        if isinstance(owner, ModuleType):
+            own = owner = variables_of(owner)
+        else:
+            own = vars(owner) if isinstance(owner, type) else attributes_of(owner, type(owner))
         if name not in own and inherits and not isinstance(owner, type) and position == len(attributes) - 1:
             own = next((vars(each) for each in mro_of(type(owner)) if name in vars(each)), own)
         if name not in own:

@@ -10,12 +10,13 @@ are for the thread that runs the script.
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -23,13 +24,15 @@ from ..protocol.errors import PeerError
 from . import advice, collecting
 from .assigned import LONGEST, Source, Sources
 from .dataflow import Key
+from .frames import find
 from .kept import CACHE, Difference, Kind, Node, Reach, differences, root_of, variable_of
-from .own_code import consumers, directories, is_own_file, loop_frame, module_of, variables_of_loop
+from .own_code import consumers, directories, is_own_file, loop_frame, module_of, variables_in, variables_of_loop
 from .reachable import Limits, carried, look, names_bound, names_of
 from .save_calls import is_part, names_place
 from .slicing import Slice
 from .state.training_state import TrainingState
 from .syntax import called_name, walk
+from .value_kinds import names_within
 
 ENVIRONMENT = "os.environ"
 DRAWS = frozenset(
@@ -65,8 +68,11 @@ class Looking:
     _code: CodeType | None = None  # of the function or module that contains the loop
     _sources: Sources = field(default_factory=lambda: Sources(None))
     _environment: tuple[str, ...] = ()  # variables of the environment that the script mentions
+    _yielding: frozenset[str] = frozenset()  # variables of the script's generators between the loop and the batches
+    _abroad: tuple[str, ...] = ()  # attributes that the script gives to modules and classes of others
     _bound: frozenset[str] = frozenset()
-    _begun: Reach | None = None
+    _before: Reach | None = None  # the script's values before the loop over epochs
+    _begun: Reach | None = None  # the same, and the first values of what only code at an epoch's beginning binds
     _given: Reach | None = None  # values of the worker whose state this one has received, or that wrote the checkpoint
     passes: int = 0  # over the batches, begun so far
     temporaries: frozenset[str] = frozenset()  # variables that the loop binds in each epoch before it reads them
@@ -88,7 +94,10 @@ class Looking:
         self._code = None if frame is None else frame.f_code
         self._sources, self._slice = Sources.of(frame), None
         self._environment = tuple(self._sources.mentioned(os.environ))
+        self._abroad = tuple(self._sources.given_to_others())
         self._bound = names_bound(frame)
+        self.temporaries = self._sources.temporaries()
+        self._before = self._look(frame, self._bound - self.temporaries)
 
     def first_batches(self, frame: FrameType | None) -> None:
         """Begin a pass over the batches.
@@ -98,17 +107,20 @@ class Looking:
         within = self.frames(frame)
         if within:
             self._places.add((within[-1][1].f_code.co_filename, within[-1][1].f_lineno or 0))
-        frame = loop_frame(frame, self._code)
+        if self._begun is None:
+            self._yielding = frozenset(self._of_generators(frame))
+        inner, frame = frame, self.frame(frame)
         self.passes += 1
         if self._begun is None:
-            self.temporaries = self._sources.temporaries()
             before, self._bound = self._bound, (self._bound | names_bound(frame)) - self.temporaries
             self._bound |= self._sources.sometimes
-            self._begun = self._look(frame, self._bound)
+            first = self._look(inner, self._bound)
+            changed = {} if self._before is None else self._before.names  # by code at the first epoch's beginning
+            self._begun = replace(first, names={name: changed.get(name, node) for name, node in first.names.items()})
             self._carried = names_of(frame, carried(self.state) | self.known)
             self.made_at_epochs = {
                 name: node
-                for name, node in self._begun.names.items()
+                for name, node in first.names.items()
                 if name not in self.beside  # made before the loop, although no variable refers to it
                 and "." not in name
                 and (name not in before or self._sources.at_epochs(name) is not None)
@@ -148,10 +160,12 @@ class Looking:
         source = Source.read(inner.f_code.co_filename)
         found = [*sliced.positions_of_bars(), *sliced.counted_epochs()]
         if source is not None and in_pass:
+            objects = self.state.registered.objects()
+            carried = {*carried, *self._carried, *(name for each in objects for name in names_within(each))}
             package, own = __name__.partition(".")[0], variables_of_loop(inner)
             batches = [name for name, value in own.items() if module_of(type(value)).partition(".")[0] == package]
             for line in (line for file, line in self._places if file == inner.f_code.co_filename):
-                found += sliced.left_in_pass((source.tree, line), {*carried, *self._carried}, batches)
+                found += sliced.left_in_pass((source.tree, line), carried, batches)
         kinds = {node.type for root in compared.names.values() for node in root.every() if not node.is_class}
         looked_at = compared.names.keys() - self.temporaries
         return {
@@ -181,7 +195,7 @@ class Looking:
 
     def now(self, frame: FrameType | None) -> Reach:
         """Return the values that the script keeps now, without names that may differ. frame: within the loop."""
-        seen = self._look(loop_frame(frame, self._code), self._bound)
+        seen = self._look(frame, self._bound)
         seen = seen.since(self._begun if self._begun is not None else seen)
         return seen if self._given is None else seen.marked(self._given)
 
@@ -420,6 +434,11 @@ class Looking:
             [] if outer is None else [("", outer), *((f"{n} {each.f_code.co_qualname} ", each) for n, each in numbered)]
         )
 
+    def _of_generators(self, frame: FrameType | None) -> dict[str, Any]:
+        """Return the variables of the script's generators between the loop and the batches, by function and variable."""
+        inner = [each for _, each in self.frames(frame)[1:] if each.f_code.co_flags & inspect.CO_GENERATOR]
+        return {f"{each.f_code.co_name}.{name}": value for each in inner for name, value in variables_in(each).items()}
+
     def changed(self, frame: FrameType | None) -> list[Difference]:
         """Return the values that the loop has changed since it began, without the modules' mode. frame: as for `now`."""
         return [] if self._begun is None else self.since_begin(self.now(frame))
@@ -510,9 +529,13 @@ class Looking:
 
     def _look(self, frame: FrameType | None, bound: frozenset[str], beside: Mapping[str, Any] | None = None) -> Reach:
         known = carried(self.state) | self.known
+        inner, frame = frame, self.frame(frame)
         if beside is None:
             environment = {name: os.environ.get(name) for name in self._environment}
             beside = {**self.beside, advice.MODE: self._mode(), **({ENVIRONMENT: environment} if environment else {})}
+            abroad = {name: find(frame, name) for name in self._abroad if frame is not None}
+            beside |= {name: each.value for name, each in abroad.items() if each is not None}
+            beside |= {name: each for name, each in self._of_generators(inner).items() if name in self._yielding}
         return look(frame, bound, known, self.limits, beside=beside).without(self.is_local)
 
     def _mode(self) -> bool | str:

@@ -185,6 +185,19 @@ def own_names(directories: tuple[str, ...]) -> frozenset[str]:
     return frozenset(names)
 
 
+def is_own_class(kind: type) -> bool:
+    """Return whether a class is defined in a file of the script's own code."""
+    return _is_own_class(kind, directories())
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _is_own_class(kind: type, directories: tuple[str, ...]) -> bool:
+    name = module_of(kind)
+    module = sys.modules.get(name)
+    file = None if module is None else getattr(module, "__file__", None)
+    return is_own_file(file, directories) if type(file) is str else name in MAIN
+
+
 MAIN = ("__main__", "__mp_main__")
 
 
@@ -219,6 +232,7 @@ def variables_of_loop(frame: FrameType) -> dict[str, Any]:
     }
 
 
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)  # the latter of `types.SimpleNamespace`
 _MRO = type.__dict__["__mro__"]
 _NAMES = type.__dict__["__dict__"]
 
@@ -241,13 +255,13 @@ def attributes_of(value: Any, kind: type) -> dict[str, Any]:
     inner: Any = None
     for each in mro_of(kind):
         for name, member in _NAMES.__get__(each).items():
-            if type(member) is types.MemberDescriptorType and module_of(each) != "builtins":
+            if name == "__dict__" and type(member) in _DESCRIPTORS:
+                inner = member.__get__(value) if inner is None else inner
+            elif type(member) is types.MemberDescriptorType and module_of(each) != "builtins":
                 try:
                     found.setdefault(name, member.__get__(value))
                 except AttributeError:  # not assigned
                     continue
-            elif name == "__dict__" and type(member) is types.GetSetDescriptorType and inner is None:
-                inner = member.__get__(value)
     if issubclass(type(inner), dict):
         found.update({name: each for name, each in list(dict.items(inner)) if type(name) is str})
     return found

@@ -90,6 +90,7 @@ from .value_kinds import (
     MUTABLE,
     NAMED_ITEMS,
     OF_MODULES,
+    OPTIMIZER_HOOKS,
     PICKLED,
     PLAIN,
     SET_ITERATOR,
@@ -425,7 +426,7 @@ class _Walk:
             complete &= part.digest is not None
             if number == 0 and kind is Kind.CONTAINER:
                 shape = part.shape
-            if inner is not None and (part.parts or part.kind is not Kind.OTHER):
+            if inner is not None and (part.parts or part.kind is not Kind.OTHER or "_hooks[" in label):
                 kept[label] = part
                 self._names += 1
         digest = self._hash(*digests) if complete else None
@@ -603,8 +604,7 @@ class _Walk:
             parts = [each for each in parts if id(each[1]) in self._known]
             tensors = [(f".{label}", part) for label, part in dict.items(inner.get("_parameters") or {})]
             parts += [each for each in tensors if each[1] is not None and of_tensor(each[1])]
-            for hooks in HOOKS:
-                parts += [(f".{hooks}[{at}]", hook) for at, hook in enumerate(dict.values(inner.get(hooks) or {}))]
+            parts += _hooks_in(inner, HOOKS)
             has_state = kind.get_extra_state is not torch.nn.Module.get_extra_state
             if not module_of(kind).startswith("torch.") and not has_state:
                 self._note_class(kind)
@@ -621,6 +621,7 @@ class _Walk:
                 for label, part in sorted(inner.items())
                 if not is_of(label, of_optimizers()) and (own or (label[0] != "_" and type(part) in PLAIN))
             ]
+            parts += _hooks_in(inner, OPTIMIZER_HOOKS)
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, a_kind(kind))
         return self._constant(kind, "carried")
 
@@ -783,6 +784,11 @@ class _Walk:
         else:
             exact = str.__str__(value) if issubclass(kind, str) else bytes.__add__(value, b"")
         return self._plain(exact, name)._replace(type=kind.__name__)
+
+
+def _hooks_in(inner: Mapping[str, Any], kinds: Iterable[str]) -> list[tuple[str, Any]]:
+    """Return the hooks of these kinds, such as `_forward_hooks`, among the attributes of a module or an optimizer."""
+    return [(f".{each}[{at}]", hook) for each in kinds for at, hook in enumerate(dict.values(inner.get(each) or {}))]
 
 
 _LOOKED_INTO = (torch.Tensor, numpy.ndarray, numpy.random.Generator, numpy.random.RandomState, types.FunctionType)

@@ -51,7 +51,7 @@ from .looking import Looking
 from .own_code import attributes_of, directories, module_of, own_names, variables_in
 from .packed_variables import Packing, Unpacking, without_graph
 from .state.script_state import put
-from .value_kinds import MUTABLE
+from .value_kinds import MUTABLE, names_within
 
 PASSES = 3  # that are looked at whatever it costs; later ones if the time since the last look is `SHARE_OF_EPOCH` looks
 _KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GENERATOR, Kind.MODULE})
@@ -385,7 +385,7 @@ class ScriptVariables:
                 else:
                     variable.bind(value)
                 bound[name] = value
-                self.restored |= {last_name(name), *_names_within(value)}
+                self.restored |= {last_name(name), *names_within(value)}
                 continue
             bound[name] = put(variable.value, value) if in_place else value
             variable.bind(bound[name])
@@ -447,12 +447,6 @@ def _filled(present: Any, value: Any) -> bool:
         return False
     present.copy_(value)
     return True
-
-
-def _names_within(value: Any) -> Iterator[str]:
-    """Yield the last names of an object's attributes; of a dict those of objects that it may give its items as attributes."""
-    for names in (value if isinstance(value, dict) else (), getattr(value, "__dict__", ())):
-        yield from (f".{each}" for each in names if type(each) is str)
 
 
 def _containers(value: Any) -> Iterator[Any]:

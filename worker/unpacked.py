@@ -26,7 +26,7 @@ _OF_THREADS = frozenset(vars(threading.Thread())) | frozenset(vars(threading.Tim
 PACKED: tuple[type, ...] = (
     _CACHE,
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, weakref.ref),
-    contextvars.ContextVar,
+    *(contextvars.ContextVar, threading.local),
     *(_SIMPLE, ctypes.Array, ctypes.Structure, _SHARED),
     *(io.BytesIO, io.StringIO),
 )
@@ -47,6 +47,8 @@ def contents(value: Any, kind: type) -> Any:
             return value.get()
         except LookupError:  # never set, and without a default
             return None
+    if issubclass(kind, threading.local):
+        return types.SimpleNamespace(**threading.local.__getattribute__(value, "__dict__"))
     if issubclass(kind, io.BytesIO | io.StringIO):
         return None if value.closed else (value.getvalue(), value.tell())
     if issubclass(kind, _SHARED):

@@ -9,7 +9,7 @@ import io
 import itertools
 import random
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -45,6 +45,7 @@ CHANGING = frozenset({"_queue", "dbm", "mmap", "multiprocessing", "shelve", "sql
 DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
 DENIED_BASES = (io.IOBase, BaseException)
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
+OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 FOREIGN = frozenset(
     """
     IPython PIL _pytest absl accelerate aim boto3 botocore click clearml comet_ml cv2 datasets elasticctl elasticd h5py
@@ -102,6 +103,12 @@ def of_caches(kind: type) -> set[str]:
     """Return the names of attributes that an object of a library computes once, when they are first read."""
     found = {name: each for base in reversed(mro_of(kind)) for name, each in vars(base).items()}
     return {name for name, each in found.items() if type(each) is functools.cached_property}
+
+
+def names_within(value: Any) -> Iterator[str]:
+    """Yield the last names of an object's attributes; of a dict those of objects that it may give its items as attributes."""
+    for names in (value if isinstance(value, dict) else (), getattr(value, "__dict__", ())):
+        yield from (f".{each}" for each in names if type(each) is str)
 
 
 def of_member(member: Any) -> list[tuple[str, Any]]:

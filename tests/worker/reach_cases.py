@@ -683,6 +683,54 @@ history = History([0.0] * 40)
             "Stats.instance": 'register it: run.register("instance", Stats.instance)',
         },
     ),
+    "attributes of other modules, of a thread, of a namespace, and of a generator around the batches": (
+        "import threading, types\n"
+        + BEGIN
+        + """
+nn.Linear.calls = 0
+torch.steps = 0
+local, options = threading.local(), types.SimpleNamespace(scale=1.0)
+local.ema = 1.0
+
+def count(*_):
+    nn.Linear.calls += 1
+
+def mixed(batches):
+    previous = None
+    for x, y in batches:
+        yield x if previous is None else x + previous, y
+        previous = x
+
+model[0].register_forward_hook(count)
+"""
+        + LOOP.replace("watched(batches, run)", "mixed(watched(batches, run))")
+        + """
+        torch.steps += 1
+        local.ema *= 0.9
+        options.scale *= 0.9
+""",
+        {
+            "nn.Linear.calls": "is 13 on old and 0 on new (script.py:20); register it: run.state(calls=0)",
+            "torch.steps": "is 13 on old and 0 on new (script.py:41); register it: run.state(steps=0)",
+            "local.ema": "register it: run.state(ema=1.0)",
+            "options.scale": "register it: run.state(scale=1.0)",
+            "mixed.previous": "each worker's mixed() has its own: what it yields must follow from the batch",
+        },
+    ),
+    "hooks of an epoch": (
+        BEGIN
+        + LOOP.replace(
+            "    for x, y",
+            "    if epoch == 1:\n"
+            "        handle = model[0].register_forward_hook(lambda module, given, output: output)\n"
+            "        optimizer.register_step_post_hook(lambda *_: None)\n"
+            "    for x, y",
+        ),
+        {
+            "model.0._forward_hooks[0]": "register the hook before the loop, and let it act from an epoch on",
+            "optimizer._optimizer_step_post_hooks[0]": "register the hook before the loop, and let it act from an epoch on",
+        },
+    ),
     "weak mappings": (
         "import weakref\n"
         + BEGIN
@@ -749,6 +797,7 @@ def main() -> None:
     from elasticd.worker import advice, warm
     from elasticd.worker.assigned import Sources
     from elasticd.worker.looking import Looking
+    from elasticd.worker.own_code import consumers
     from elasticd.worker.reachable import Limits
 
     warm.prepare()
@@ -764,7 +813,7 @@ def main() -> None:
                 if number == 0:
                     parts = run._trainer.held.parts
                     looking = answer["looking"] = Looking(parts, is_ours, limits=Limits(seconds=60.0))
-                    looking.begin(frame)
+                    looking.begin([frame, *consumers(frame)][-1])
                     looking.first_batches(frame)
                     answer["begun"] = looking.now(frame)
                 elif number == BODIES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,16 @@ ONE = [
 ]
 
 
-def restarted(directory: Path, case: str) -> list[str]:
+def restarted(directory: Path, case: str, steps: Sequence[int] = (9, 15)) -> list[str]:
     """Train alone to the end, then again from the middle of epoch 1, and from that of epoch 2; return the last states.
+
+    steps: after which a process goes on; an epoch has 6.
 
     The process that begins in epoch 1 runs the code of that epoch's beginning itself; the one that begins in epoch 2 does not.
     """
     states = []
     with contextlib.closing(Scripts()) as scripts, contextlib.closing(Ranks(scripts)) as ranks:
-        for last in (6 * EPOCHS, 9, 15):  # steps; an epoch has 6
+        for last in (6 * EPOCHS, *steps):
             for step, path in checkpoints(directory).items():
                 if step > last:
                     path.unlink()
@@ -70,6 +73,12 @@ def test_what_a_restart_in_the_middle_of_an_epoch_loses_is_named(tmp_path: Path,
 @pytest.mark.parametrize("case", ONE)
 def test_a_restart_of_the_only_worker_has_what_its_bodies_have_left(tmp_path: Path, capfd: Any, case: str) -> None:
     assert len(set(restarted(tmp_path, case))) == 1
+    assert "goes on from a checkpoint" not in capfd.readouterr().err
+
+
+@pytest.mark.cluster
+def test_a_restart_in_the_first_epoch_has_what_its_beginning_has_changed(tmp_path: Path, capfd: Any) -> None:
+    assert len(set(restarted(tmp_path, "made_from_weights_in_place", (3, 4)))) == 1
     assert "goes on from a checkpoint" not in capfd.readouterr().err
 
 

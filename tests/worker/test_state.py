@@ -13,6 +13,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -26,6 +27,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elasticd.protocol.errors import PeerError, UserError
+from elasticd.worker.own_code import attributes_of
 from elasticd.worker.plain import pack, unpack
 from elasticd.worker.state.registered import Registered
 from elasticd.worker.state.script_state import put
@@ -246,6 +248,67 @@ def test_attributes_and_tensors_of_containers_and_namespaces_are_carried() -> No
     assert made == losses
     assert made.limit == 5
     assert namespace.shadow is tensors[0]
+
+
+class Meter:
+    """An object of the script's own, which nothing but its attributes describes."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self.owner: Any = self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        assert name in ("value", "owner")
+        object.__setattr__(self, name, value)
+
+
+class Slotted(Meter):
+    __slots__ = ("count",)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("a copy is made without the script's methods")
+
+
+@pytest.fixture
+def own_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classes of this file are those of a script, whatever directory the tests run in."""
+    monkeypatch.chdir(Path(__file__).parent)
+
+
+@pytest.mark.usefixtures("own_classes")
+def test_objects_of_the_scripts_classes_are_made_again_without_their_methods() -> None:
+    tensors = [torch.ones(2)]
+    meter, slotted = Meter(1.0), object.__new__(Slotted)
+    object.__setattr__(slotted, "count", [meter])
+    object.__setattr__(slotted, "value", tensors[0])
+    packed = msgspec.msgpack.decode(msgspec.msgpack.encode(pack([meter, slotted], "it", lambda tensor, where: 0)))
+    one, other = unpack(packed, lambda number, present: tensors[number])
+    assert type(one) is Meter
+    assert one.owner is one
+    assert type(other) is Slotted
+    assert attributes_of(other, Slotted) == {"count": [one], "value": tensors[0]}
+
+
+@pytest.mark.usefixtures("own_classes")
+def test_an_object_is_filled_and_loses_other_attributes() -> None:
+    present, value = Meter(1.0), Meter(2.0)
+    del value.owner
+    assert put(present, value) is present
+    assert vars(present) == {"value": 2.0}
+
+
+class WithState(Meter):
+    def __getstate__(self) -> Any:
+        return {}
+
+
+@pytest.mark.usefixtures("own_classes")
+@pytest.mark.parametrize(
+    "value", [WithState(1.0), nn.Linear(1, 1), {Meter(1.0): 1}, Lock(), Meter], ids=lambda each: type(each)
+)
+def test_objects_that_more_than_attributes_describe_are_refused(value: Any) -> None:
+    with pytest.raises(UserError, match="which cannot be carried along"):
+        pack(value, "it")
 
 
 @pytest.mark.parametrize(

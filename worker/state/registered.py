@@ -125,8 +125,9 @@ class Registered:
         return frozenset(name for each in functions for name in (*each.__code__.co_names, *each.__code__.co_freevars))
 
     def objects(self) -> list[Any]:
-        """Return the objects that were registered with a state of their own."""
-        return [each for get, _ in self._values.values() if (each := getattr(get, "__self__", None)) is not None]
+        """Return the objects that were registered with a state of their own, and those that `run.state` has."""
+        registered = [each for get, _ in self._values.values() if (each := getattr(get, "__self__", None)) is not None]
+        return [*registered, *self.state.objects()]
 
     def set(self, values: dict[str, Any]) -> None:
         """Set the script's values from unpacked ones."""

@@ -48,7 +48,8 @@ from ...protocol.errors import UserError
 from ..communication.communicator import Communicator
 from ..digests import digests, mixed, together
 from ..inband import NOTHING, Part
-from ..plain import fill, inline, pack, restored, unpack
+from ..own_code import attributes_of
+from ..plain import fill, inline, is_own_object, pack, restored, set_attributes, unpack
 
 HASH_BITS = 62  # bits of a number in the word, which also has the negative of the number
 SHOWN = 40  # characters of a value in a message
@@ -518,6 +519,11 @@ class ScriptState:
             delta = Delta.of_plain(values, self.device)
             self._live[name] = delta.applied(image, self._live[name])
 
+    def objects(self) -> list[Any]:
+        """Return the values that change in place: containers, and objects of the script's own classes."""
+        kinds = (list, dict, set, deque, bytearray, array.array, types.SimpleNamespace, argparse.Namespace)
+        return [each for each in self._live.values() if isinstance(each, kinds) or is_own_object(each)]
+
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors in all values."""
         return [tensor for name, value in self._live.items() for tensor in _read(PREFIX + name, value)[1]]
@@ -545,6 +551,8 @@ def put(present: Any, value: Any) -> Any:
             present[:] = value
         case types.SimpleNamespace() | argparse.Namespace():
             fill(vars(present), vars(value))
+        case _ if is_own_object(present):
+            set_attributes(present, attributes_of(value, type(value)))
         case deque() if present.maxlen == value.maxlen:
             items = [*value]
             present.clear()
