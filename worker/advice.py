@@ -284,14 +284,16 @@ def _object(difference: Difference, sources: Sources) -> str | None:
     """Return the object of a class of the script's own of which the value is an attribute, as the script names it."""
     holder, _, attribute = difference.name.rpartition(".")
     own = difference.holders[-1:] == (Kind.OBJECT,) and sources.has_class(difference.owners[-1])
-    return holder if own and holder and attribute.isidentifier() and "(" not in holder else None
+    return holder if own and all(map(str.isidentifier, (*holder.split("."), attribute))) else None
 
 
 def _is_hook(difference: Difference) -> bool:
     """Return whether the value is a hook of a module or an optimizer, or only one of the two workers has some of its hooks."""
     one, other = ({} if node is None else node.parts for node in (difference.ones, difference.others))
     added = (name for name in one.keys() ^ other.keys())
-    return difference.node.type == "RemovableHandle" or any("_hooks[" in name for name in (difference.name, *added))
+    return difference.node.type == "RemovableHandle" or any(
+        re.search(r"_hooks\[\d+\]$", name) for name in (difference.name, *added)
+    )
 
 
 def _is_part_of_module(difference: Difference) -> bool:

@@ -240,7 +240,9 @@ class DataFlow:
                     self._note(function.value, arguments, scope, tests, made_of_itself=True)
                 elif function.attr not in self._methods and mutates(function.attr):
                     empties = function.attr in _EMPTIES
-                    if function.attr == "step" and isinstance(stem := _stem(function.value), ast.Name | ast.Attribute):
+                    if function.attr == "step" and isinstance(
+                        stem := stem_of(function.value), ast.Name | ast.Attribute
+                    ):
                         self._stepped.update(self._keys_of(stem, scope))
                     self._note(
                         function.value,
@@ -282,7 +284,7 @@ class DataFlow:
             if len(others) == 1:
                 self._assign(target, others[0], scope, (*tests, value.test))
                 return
-        itself = _contains(value, _stem(target))
+        itself = _contains(value, stem_of(target))
         self._note_option(target, value, scope, tests)
         if isinstance(target, ast.Subscript):
             everything = isinstance(target.slice, ast.Slice) and not itself
@@ -338,11 +340,11 @@ class DataFlow:
         line = getattr(target, "lineno", 0)
         in_place |= isinstance(target, ast.Subscript)
         change = Change(tuple(reads), scope, tests, made_of_itself, empties, is_item, repeats, line, in_place=in_place)
-        stem = _stem(target)
+        stem = stem_of(target)
         for key in self._keys_of(stem, scope) if isinstance(stem, ast.Name | ast.Attribute) else ():
             self._changes[key].append(change)
         while isinstance(stem, ast.Attribute) and not self._kinds(stem.value, scope):
-            stem = _stem(stem.value)  # an attribute of an object of another's class is a part of that object
+            stem = stem_of(stem.value)  # an attribute of an object of another's class is a part of that object
             if isinstance(stem, ast.Name):
                 self._changes[scope.key(stem.id)].append(change._replace(of_part=True))
 
@@ -373,7 +375,7 @@ class DataFlow:
         """Note that what a function changes in the object of a parameter, changes in the caller's variable."""
         for call, scope, _ in self._calls:
             for name, value, function in self._bound_by(call, scope):
-                stem = _stem(value)
+                stem = stem_of(value)
                 inner = [each for each in self._changes.get(Key(function, name), ()) if each.in_place]
                 for key in self._keys_of(stem, scope) if inner and isinstance(stem, ast.Name | ast.Attribute) else ():
                     if key != Key(function, name):
@@ -588,7 +590,7 @@ def _decides(node: ast.expr) -> bool:
     return enabled or any(isinstance(each, ast.IfExp) for each in walk(node))
 
 
-def _stem(node: ast.expr) -> ast.expr:
+def stem_of(node: ast.expr) -> ast.expr:
     """Return the variable or attribute of which the expression is an item."""
     while isinstance(node, ast.Subscript | ast.Starred):
         node = node.value

@@ -334,9 +334,12 @@ class Looking:
         """Return whether, by the script's source, what is trained or saved depends on this value, in whatever way bodies and code
         between epochs make it. What a module or a dataset keeps counts only if bodies make it from its previous value.
         """
+        sliced = self._sliced()
+        if sliced is not None and (sliced.of_samples(difference) or sliced.of_hooks(difference)):
+            return True
         if difference.in_data or difference.in_model or difference.in_module:
             return self.carries(difference)
-        return self.is_saved(difference) or ((sliced := self._sliced()) is not None and sliced.reads(difference))
+        return self.is_saved(difference) or (sliced is not None and sliced.reads(difference))
 
     def may_act(self, difference: Difference) -> bool:
         """Return whether the source does not exclude that what is trained or saved depends on this value: on a number or a
@@ -346,8 +349,11 @@ class Looking:
         unknown = (
             not {Kind.MODEL, Kind.MODULE, Kind.ITERATOR}.isdisjoint(difference.holders) or difference.node.type == CACHE
         )
-        unknown |= difference.name.endswith("._num_yielded")  # of a DataLoader's iterator
-        if not of_values or unknown or self._sliced() is None:
+        unknown |= "_hooks[" in difference.name or difference.name.endswith(
+            "._num_yielded"
+        )  # of a DataLoader's iterator
+        of_sampler = any(not self.samplers.isdisjoint(each.owners) for each in difference.by_each_name)
+        if not of_values or unknown or of_sampler or self._sliced() is None:
             return True
         return self.matters(difference) or self.depends(difference)
 
@@ -460,17 +466,19 @@ class Looking:
         """
         every = [(variable_of(each.name), each.owners) for each in difference.by_each_name]
         names = [(name, owners[: name.count(".")]) for name, owners in every]
-        if any(map(_is_of_data, difference.by_each_name)) or any(root_of(name) in self.beside for name, _ in names):
+        if any(map(_is_of_data, difference.by_each_name)) or all(root_of(name) in self.beside for name, _ in names):
             return None
         if any(self.is_own(name, owners) for name, owners in names):
             return None
         if any(not self.samplers.isdisjoint(owners) for _, owners in every):
             return None
+        if (sliced := self._sliced()) is not None and sliced.of_samples(difference, changed=True):
+            return None
         if alone:
             return not any(self._sources.is_rebound(name, owners) for name, owners in names)
         if any(self._sources.is_changed_in_body(name, owners) for name, owners in names):
             return None
-        if (sliced := self._sliced()) is None or sliced.follows_from_bodies(difference, self._loops_over_batches()):
+        if sliced is None or sliced.follows_from_bodies(difference, self._loops_over_batches()):
             return None
         return not any(self._sources.is_rebound(name, owners) for name, owners in names)
 

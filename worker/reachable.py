@@ -95,8 +95,10 @@ from .value_kinds import (
     PLAIN,
     SET_ITERATOR,
     STDLIB_OBJECTS,
+    TENSOR_HOOKS,
     attributes_in,
     is_of,
+    mentioned,
     of_caches,
     of_member,
     of_optimizers,
@@ -191,7 +193,7 @@ def look(
             roots.update({f"{prefix}.{name}": value for name, value in list(module.items()) if not _is_hidden(name)})
     roots = {name: value for name, value in roots.items() if not name.startswith("__")}
     walk.roots(roots)
-    walk.roots(dict(beside or {}))
+    walk.roots({**(beside or {}), **walk.hooks_of_all_modules()})
     walk.classes()
     return Reach(walk.found, tuple(dict.fromkeys(walk.opaque)), walk.cut, tuple(walk.shared))
 
@@ -593,7 +595,7 @@ class _Walk:
             self._note_class(kind)
             parts += [(f".{label}", part) for label, part in sorted(inner.items()) if not is_of(label, OF_MODULES)]
         else:
-            parts += options_in(inner)
+            parts += options_in(inner, kind)
         return self._combine(Kind.MODULE, kind, kind.__qualname__.encode(), parts, name, depth, a_kind(kind))
 
     def _carried(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
@@ -603,27 +605,54 @@ class _Walk:
             parts = [(f".{label}", part) for label, part in dict.items(inner.get("_modules") or {}) if part is not None]
             parts = [each for each in parts if id(each[1]) in self._known]
             tensors = [(f".{label}", part) for label, part in dict.items(inner.get("_parameters") or {})]
-            parts += [each for each in tensors if each[1] is not None and of_tensor(each[1])]
+            parts += [each for each in tensors if each[1] is not None and self._of_tensor(each[1])]
             parts += _hooks_in(inner, HOOKS)
             has_state = kind.get_extra_state is not torch.nn.Module.get_extra_state
             if not module_of(kind).startswith("torch.") and not has_state:
                 self._note_class(kind)
                 parts += [(f".{label}", part) for label, part in sorted(inner.items()) if not is_of(label, OF_MODULES)]
             else:
-                parts += options_in(inner)  # that a schedule may set, such as the rate of dropout
+                parts += options_in(inner, kind)  # that a schedule may set, such as the rate of dropout
             return self._combine(Kind.MODEL, kind, b"carried", parts, name, depth, a_kind(kind))
-        if issubclass(kind, torch.Tensor) and (attributes := of_tensor(value)):
+        if issubclass(kind, torch.Tensor) and (attributes := self._of_tensor(value)):
             return self._combine(Kind.OBJECT, kind, b"carried", attributes, name, depth, a_kind(kind))
         if issubclass(kind, torch.optim.Optimizer):
-            inner, own = attributes_of(value, kind), not module_of(kind).startswith("torch.")
+            own, of_torch = not module_of(kind).startswith("torch."), mentioned(kind)
+            inner = attributes_of(value, kind)
             parts = [
                 (f".{label}", part)
                 for label, part in sorted(inner.items())
-                if not is_of(label, of_optimizers()) and (own or (label[0] != "_" and type(part) in PLAIN))
+                if not is_of(label, of_optimizers())
+                and (
+                    own
+                    or (label[0] != "_" and type(part) in PLAIN)
+                    or (label not in of_torch and (type(part) in PLAIN or issubclass(type(part), MUTABLE)))
+                )
             ]
             parts += _hooks_in(inner, OPTIMIZER_HOOKS)
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, a_kind(kind))
         return self._constant(kind, "carried")
+
+    def _of_tensor(self, value: Any) -> list[tuple[str, Any]]:
+        """Return the attributes, and the hooks of the gradient, that the script has given to a parameter."""
+        hooks = {name: getattr(torch.Tensor, name).__get__(value) for name in TENSOR_HOOKS}
+        return of_tensor(value) + [each for each in _hooks_in(hooks, TENSOR_HOOKS) if self._is_own_hook(each[1])]
+
+    def hooks_of_all_modules(self) -> dict[str, Any]:
+        """Return the script's hooks that torch calls for each module."""
+        hooks = {
+            f"torch.nn.modules.module._global{each}": vars(torch.nn.modules.module).get(f"_global{each}")
+            for each in HOOKS
+        }
+        return {label[1:]: hook for label, hook in _hooks_in(hooks, hooks) if self._is_own_hook(hook)}
+
+    def _is_own_hook(self, hook: Any) -> bool:
+        """Return whether a hook is a function, a method or an object of the script's own, rather than the runtime's."""
+        while type(hook) in (functools.partial, types.MethodType):
+            hook = hook.func if type(hook) is functools.partial else hook.__func__
+        if isinstance(hook, types.FunctionType):
+            return is_own_file(hook.__code__.co_filename, self.directories)
+        return module_of(type(hook)) in self._own
 
     def _of_torch(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         if issubclass(kind, torch.device):  # each worker has its own device

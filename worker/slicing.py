@@ -16,12 +16,13 @@ no statement makes it anew each time.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .dataflow import Change, DataFlow, Key, Read, Scope, is_epochs, module_of_scope
+from .dataflow import Change, DataFlow, Key, Read, Scope, is_epochs, module_of_scope, stem_of
 from .kept import Difference, Kind, is_function_type, path_of_function
 from .liveness import read_first, target_names
 from .syntax import called_name, children, parameters, stored_names, walk
@@ -35,6 +36,12 @@ _READING = frozenset({"load", "load_file", "loadtxt", "open", "read_bytes", "rea
 _WRITING = ("'w'", "'wb'", "'a'", "'ab'", "'x'")  # modes of `open`
 _TEMPORARY = frozenset({"NamedTemporaryFile", "TemporaryDirectory", "mkdtemp", "mkstemp", "mktemp"})
 _OF_PROCESS = frozenset({"getpid", "uuid1", "uuid4"})
+_OF_DATA = frozenset({"batch_sampler", "collate_fn", "dataset", "sampler"})  # arguments of `run.prepare`
+_UPDATES = frozenset({"before_update", "after_update"})
+_RUN_BY_OTHERS = ("__call__", "__getitem__", "__getitems__", "__iter__", "__next__")  # methods of objects
+_LOOKING = frozenset(
+    {"copy", "count", "get", "index", "item", "items", "keys", "mean", "values"}
+)  # methods that change nothing
 _TRAINS = frozenset({"training"})  # attributes that have one value in all loop bodies
 
 
@@ -75,6 +82,95 @@ class Slice(DataFlow):
         """Return whether the gradient, or the end of the loop, depends on this value."""
         keys = {key for each in difference.by_each_name for key in self._keys_of_name(each)}
         return not keys.isdisjoint(self._of_gradient) or not keys.isdisjoint(self._of_end)
+
+    def of_samples(self, difference: Difference, changed: bool = False) -> bool:
+        """Return whether a function that reads samples, such as a method of a dataset or a `collate_fn`, reads this value.
+
+        changed: and changes it, so that the value depends on how far a worker has read ahead.
+        """
+        return self._is_of(self._of_data, difference, changed)
+
+    def of_hooks(self, difference: Difference) -> bool:
+        """Return whether a hook, or a function that runs with each update, reads this value."""
+        return self._is_of(self._of_hooks, difference)
+
+    def _is_of(self, found: tuple[set[Key], set[Key]], difference: Difference, changed: bool = False) -> bool:
+        keys = {key for each in difference.by_each_name for key in self._keys_of_name(each)}
+        return all(not keys.isdisjoint(each) for each in found[: 1 + changed])
+
+    @functools.cached_property
+    def _of_data(self) -> tuple[set[Key], set[Key]]:
+        return self._read_and_changed(
+            (value, scope)
+            for call, scope, _ in self._calls
+            if called_name(call) == "prepare"
+            for value in (*call.args[2:], *(each.value for each in call.keywords if each.arg in _OF_DATA))
+        )
+
+    @functools.cached_property
+    def _of_hooks(self) -> tuple[set[Key], set[Key]]:
+        return self._read_and_changed(
+            (value, scope)
+            for call, scope, _ in self._calls
+            for name in [called_name(call)]
+            for value in (
+                *call.args,
+                *(each.value for each in call.keywords if name != "prepare" or each.arg in _UPDATES),
+            )
+            if (name == "prepare" and value not in call.args) or (name.startswith("register_") and "hook" in name)
+        )
+
+    def _read_and_changed(self, handed: Iterable[tuple[ast.AST, Scope]]) -> tuple[set[Key], set[Key]]:
+        """Return the keys that the functions of `_functions_behind` read, and those that they change."""
+        functions = self._functions_behind(handed)
+        read, changed = set[Key](), set[Key]()
+        for node in functions:
+            scope = self._scopes[node]
+            for each in walk(node):
+                if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Load):
+                    read.update(self._keys_of(each, scope))
+                if not isinstance(each, ast.Call) or not isinstance(each.func, ast.Attribute):
+                    continue
+                target = stem_of(each.func.value)
+                if isinstance(target, ast.Name | ast.Attribute) and each.func.attr not in _LOOKING:
+                    changed.update(self._keys_of(target, scope))
+        for key, changes in self._changes.items():
+            if any(each.scope.node in functions for each in changes):
+                changed.add(key)
+                read.update(
+                    [key] if any(each.made_of_itself and each.scope.node in functions for each in changes) else ()
+                )
+        return read, changed
+
+    def _functions_behind(self, handed: Iterable[tuple[ast.AST, Scope]]) -> set[ast.AST]:
+        """Return the script's functions that run through values which the script hands to others: functions, methods of objects,
+        and what they call.
+        """
+        found, seen = set[ast.AST](), set[Key]()
+        todo = list(handed)
+        while todo:
+            node, scope = todo.pop()
+            names = [each for each in walk(node) if isinstance(each, ast.Name)]
+            keys = [scope.key(each.id) for each in names]
+            kinds = [each.id for each in names if each.id in self._classes]
+            kinds += [kind for key in keys for kind in self._instances.get(key, ())]
+            kinds = self._with_bases(kinds)
+            reached = [self._functions[key] for key in keys if key in self._functions]
+            reached += [
+                inner.node for name in _RUN_BY_OTHERS for kind, inner in self._methods.get(name, ()) if kind in kinds
+            ]
+            if node in self._scopes:  # a function
+                calls = [each for each in walk(node) if isinstance(each, ast.Call)]
+                reached += [inner.node for call in calls for inner, _ in self._called(call, scope)]
+            else:
+                news = [key for key in dict.fromkeys(keys) if key not in seen]
+                seen.update(news)
+                todo += [
+                    (value, one.scope) for key in news for one in self._changes.get(key, ()) for value in one.reads
+                ]
+            todo += [(each, self._scopes[each]) for each in reached if each not in found]
+            found.update(reached)
+        return found
 
     def used_at(self, difference: Difference) -> tuple[ast.AST, int] | None:
         """Return module and line where loop bodies call a method of this value, on which the gradient, the end of the loop or a

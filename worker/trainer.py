@@ -54,6 +54,7 @@ from .events import (
     LoadCheckpoint,
     LoopEnded,
     Noticed,
+    Progressed,
     ReceiveState,
     Resume,
     RunStep,
@@ -140,7 +141,7 @@ class Trainer:
         self._compares = shared.writer is not None  # the script's values, with other workers' and checkpoints'
         self._looking = Looking(
             state,
-            beside={"dataset": feed.given},
+            beside={**feed.given, **update.functions},
             known=leave_out(known),
             batch_size=getattr(feed.sampling, "batch_size", None),
             samplers=frozenset(type(each).__name__ for each in feed.samplers),
@@ -683,9 +684,10 @@ class Trainer:
     def _obey(self, fact: ThreadFact) -> Instruction:
         """Report a fact and carry out the machine's instructions. Returns the first one that lets the script go on."""
         happened: ThreadFact | None = fact
-        if self._failure is not None and not isinstance(fact, LoopEnded):
-            happened = CollectiveFailed(self._failure)
-        self._failure = None
+        if not isinstance(fact, Progressed):  # the failure counts when the script's code between two steps has ended
+            if self._failure is not None and not isinstance(fact, LoopEnded):
+                happened = CollectiveFailed(self._failure)
+            self._failure = None
         while True:
             if self._first is not None:
                 instruction, self._first = self._first, None

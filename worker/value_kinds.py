@@ -45,6 +45,7 @@ CHANGING = frozenset({"_queue", "dbm", "mmap", "multiprocessing", "shelve", "sql
 DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
 DENIED_BASES = (io.IOBase, BaseException)
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 FOREIGN = frozenset(
     """
@@ -70,17 +71,29 @@ def attributes_in(value: Any, kind: type, *names: str) -> list[tuple[str, Any]]:
     return [(f".{name}", inner[name]) for name in names if name in inner]
 
 
-def options_in(inner: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the options of one of torch's modules: attributes with plain values, and functions bound to it, such as another
-    `forward`.
+def options_in(inner: Mapping[str, Any], kind: type) -> list[tuple[str, Any]]:
+    """Return the options of one of torch's modules: attributes with plain values, functions bound to it, such as another
+    `forward`, and what the script has added. Behind an underscore torch keeps other values of its own.
     """
     options = [(label, part) for label, part in sorted(inner.items()) if not is_of(label, OF_MODULES)]
-    kinds = (*PLAIN, *FUNCTIONS)
+    kinds, of_torch = (*PLAIN, *FUNCTIONS), mentioned(kind)
     return [
         (f".{label}", part)
         for label, part in options
-        if type(part) in kinds or (not label.startswith("_") and (issubclass(type(part), MUTABLE) or _is_state(part)))
+        if type(part) in kinds
+        or (not (label.startswith("_") and label in of_torch) and (issubclass(type(part), MUTABLE) or _is_state(part)))
     ]
+
+
+def mentioned(kind: type) -> frozenset[str]:
+    """Return the names that the functions of a class and its bases mention, such as those of its own attributes."""
+    return _mentioned(kind)
+
+
+@functools.cache
+def _mentioned(kind: type) -> frozenset[str]:
+    functions = [each for base in mro_of(kind) for each in vars(base).values() if isinstance(each, types.FunctionType)]
+    return frozenset(name for each in functions for name in each.__code__.co_names)
 
 
 def _is_state(value: Any) -> bool:

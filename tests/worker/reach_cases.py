@@ -711,7 +711,7 @@ model[0].register_forward_hook(count)
 """,
         {
             "nn.Linear.calls": "is 13 on old and 0 on new (script.py:20); register it: run.state(calls=0)",
-            "torch.steps": "is 13 on old and 0 on new (script.py:41); register it: run.state(steps=0)",
+            "torch.steps": "is 13 on old and 0 on new (script.py:38); register it: run.state(steps=0)",
             "local.ema": "register it: run.state(ema=1.0)",
             "options.scale": "register it: run.state(scale=1.0)",
             "mixed.previous": "each worker's mixed() has its own: what it yields must follow from the batch",

@@ -354,6 +354,21 @@ def containers_and_numbers_of_other_classes(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+def additions_to_objects_of_torch(run: Run) -> list[Any]:
+    """Attributes of modules, optimizers and classes of torch, and of torch itself."""
+    model, optimizer, batches = prepared(run)
+    model._average, optimizer.history, torch.steps = torch.zeros(3), [], 0  # type: ignore
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            torch.steps += 1  # type: ignore
+            output = model(x)
+            model._average = 0.9 * model._average + 0.1 * output.detach().mean(0)
+            optimizer.history.append(float(model._average.abs().sum()))
+            (functional.cross_entropy(output, y) / (1.0 + optimizer.history[-1] + 0.1 * (torch.steps % 7))).backward()  # type: ignore
+            optimizer.step()
+    return ended(run, model)
+
+
 class Anchors:
     def begin(self, model: nn.Module) -> None:
         self.first = float(next(model.parameters()).detach().abs().sum())

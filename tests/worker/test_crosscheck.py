@@ -19,6 +19,7 @@ from tests.worker.ranks import Ranks, also
 JOINS_AT = 4  # step in which newcomers get the state, unless a test says otherwise
 KEEPS_SOMETHING = {
     "counter": r"; global_step is \d+ on w\.0 and 0 on w\.1 \(unlike_cases\.py:\d+\); register it: run\.state\(global_step=0\)",
+    "counter_beside_evaluations": r"; global_step is \d+ on w\.0 and 0 on w\.1",
     "moving_baseline": r"; baseline is [-\d.e]+ on w\.0 and 0\.0 on w\.1 \(unlike_cases\.py:\d+\)",
     "hidden_state": r"; hidden ",
     "replay": r"; buffer ",

@@ -29,6 +29,10 @@ LOST = {
     "seeds_that_are_spawned": r"seeds \(a SeedSequence, .*make it from them: state = run\.state\(seeds=",
     "best_in_a_file_of_the_process": r"names come from tempfile\.TemporaryDirectory\(\) \(restart_cases\.py:\d+\)",
     "saved_mean_of_an_epoch": r"begins anew: total \(restart_cases\.py:\d+\), number \(restart_cases\.py:\d+\) \(count",
+    "handed_cases.objects_that_prepare_gets": r"(?s)(?=.*sampler\.passes is \d)(?=.*collate_fn\.calls)"
+    r"(?=.*before_update\.calls)",
+    "handed_cases.hooks_with_a_state": r"(?s)(?=.*_backward_hooks\[0\]\.calls is)"
+    r"(?=.*_optimizer_step_pre_hooks\[0\].*in the hook)",
     "number_in_the_header": r"begins anew: i \(restart_cases\.py:\d+\) \(count",
 }
 
@@ -38,6 +42,7 @@ ONE = [
     "list_under_two_names",
     "generators_and_views",
     "members_and_masks",
+    "additions_to_objects_of_torch",
     "containers_and_numbers_of_other_classes",
     "hidden_state_that_the_next_body_detaches",
 ]
@@ -56,7 +61,9 @@ def restarted(directory: Path, case: str, steps: Sequence[int] = (9, 15)) -> lis
             for step, path in checkpoints(directory).items():
                 if step > last:
                     path.unlink()
-            states += ranks.train(f"restart_cases.{case}", [[0, [0]]], checkpoints=str(directory)).states
+            states += ranks.train(
+                case if "." in case else f"restart_cases.{case}", [[0, [0]]], checkpoints=str(directory)
+            ).states
     return states
 
 

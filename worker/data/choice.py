@@ -6,7 +6,7 @@ The names of arguments are PyTorch's. A `DataLoader` may take the place of the d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Feed:
     participants: tuple[Participant, ...] = ()
     data: Any = None  # the dataset itself, or its shards
     seeded: tuple[Any, ...] = ()
-    given: Any = None  # as the script has given it: perhaps a DataLoader
+    given: Mapping[str, Any] = field(default_factory=dict)  # the script's objects, by arguments: perhaps a DataLoader
     samplers: tuple[Any, ...] = ()  # of the script, which give the order of an epoch
     growing: Growing | None = None  # None: without scaling
 
@@ -71,9 +71,11 @@ class Feed:
 
 def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed:
     """Return the feed of a dataset. Raises UserError if the dataset and the arguments cannot work together."""
-    given = data
+    given_data = data
     if isinstance(data, DataLoader):
         data, wanted, options = taken_over(data, wanted, options)
+    sampler = wanted.batch_sampler if wanted.batch_sampler is not None else wanted.sampler
+    given = {"dataset": given_data, "sampler": sampler, "collate_fn": options.collate_fn}
     _check(wanted, options)
     if options.num_workers:
         check_guard(options.multiprocessing_context)
@@ -93,7 +95,6 @@ def feed_of(data: Any, wanted: Wanted, options: LoaderOptions, job: Job) -> Feed
         seed = derive_seed(seed, "generator", wanted.generator.initial_seed())
     schedule = _schedule(dataset, wanted, seed, job)
     loader = Loader(dataset, schedule, job.seed, job.device, options)
-    sampler = wanted.batch_sampler if wanted.batch_sampler is not None else wanted.sampler
     seeded, samplers = tuple(seeded_generators(sampler)), tuple(samplers_of(sampler))
     if job.scaling is None:
         return Feed(schedule, loader, None, (OrderWatch(schedule),), dataset, seeded, given, samplers)

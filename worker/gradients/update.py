@@ -44,6 +44,11 @@ class Update:
         self._before_update = before_update
         self._after_update = after_update
 
+    @property
+    def functions(self) -> dict[str, Callable[[], None] | None]:
+        """The script's functions, by the arguments of `prepare`."""
+        return {"before_update": self._before_update, "after_update": self._after_update}
+
     def apply(
         self,
         parameters: Sequence[torch.nn.Parameter],
