@@ -50,7 +50,6 @@ from .environment import ClusterEnvironment
 from .events import (
     BuildGroup,
     CheckpointWanted,
-    Event,
     GroupBuilt,
     GroupFailed,
     Instruction,
@@ -129,11 +128,9 @@ class ClusterControl(MachineControl):
 
     # -- for the training thread
 
-    def tell(self, fact: Event) -> None:
-        with self._lock:
-            super().tell(fact)
-            if self._outbox or self.machine.next_deadline() < self._wanted_at:
-                self._loop.wake()
+    def _handled(self) -> None:
+        if self._outbox or self.machine.next_deadline() < self._wanted_at:
+            self._loop.wake()
 
     def next(self) -> Instruction:
         with self._lock:
@@ -259,11 +256,13 @@ class ClusterControl(MachineControl):
 
     def _next_deadline(self) -> float:
         with self._lock:
+            self.catch_up()
             self._wanted_at = self.machine.next_deadline()
             return self._wanted_at
 
     def _on_turn(self) -> None:
         with self._lock:
+            self.catch_up()
             if self._clock.now() >= self.machine.next_deadline():
                 self.tell(WorkerTick())
             self._flush()

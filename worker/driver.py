@@ -1,7 +1,13 @@
 """Shell around a worker's state machine: it passes facts in, one at a time, and carries out the resulting actions.
 
 Facts go into `machine.WorkerMachine` under one lock. Actions are carried out at once, except for instructions, which wait in a
-queue for the training thread. A subclass of `MachineControl` connects it to the outside: in a cluster `control.ClusterControl`,
+queue for the training thread.
+
+Three of the four facts of a step (`WITHIN_STEP`) have no answer. They wait, with their times, for the next fact of any kind, and
+are handled before it, so a quiet step enters the state machine once. Nobody sees the machine without them (`catch_up`). A limit
+that begins with one of them may be noticed late, by the time until the next status at the most.
+
+A subclass of `MachineControl` connects it to the outside: in a cluster `control.ClusterControl`,
 with sockets; outside a cluster `LocalControl`, with one worker, one generation, and no peers.
 """
 
@@ -29,16 +35,21 @@ from .events import (
     GroupBuilt,
     Instruction,
     OrderReceived,
+    PartComputed,
     RetireGroup,
     RunStep,
     SendFollower,
     SendLeader,
     SendStatus,
     StatusAcknowledged,
+    StepApplied,
+    WordRead,
     WorkerConfig,
     WorkerTick,
 )
 from .machine import WorkerMachine
+
+WITHIN_STEP = frozenset({PartComputed, WordRead, StepApplied})  # facts without an answer, another of which follows
 
 
 class Control(Protocol):
@@ -66,20 +77,36 @@ class MachineControl:
         self._instructions: deque[Instruction] = deque()
         self._current: tuple[int, Communicator] | None = None
         self._facts: deque[Event] = deque()  # facts told while actions are carried out are handled after these actions
+        self._waiting: deque[tuple[float, Event]] = deque()  # facts `WITHIN_STEP`, with their times (Unix time, s)
         self._waits = False  # whether the training thread waits for an instruction
 
     def tell(self, fact: Event) -> None:
         with self._lock:
+            if type(fact) in WITHIN_STEP and not self._facts:
+                self._waiting.append((self._clock.now(), fact))
+                return
             self._facts.append(fact)
             if len(self._facts) > 1:
                 return
             try:
+                self.catch_up()
                 while self._facts:
                     for action in self.machine.handle(self._clock.now(), self._facts[0]):
                         self._act(action)
                     self._facts.popleft()
             finally:
                 self._facts.clear()
+            self._handled()
+
+    def catch_up(self) -> None:
+        """Handle the facts that wait, before anything is read from the machine."""
+        with self._lock:
+            while self._waiting:
+                for action in self.machine.handle(*self._waiting.popleft()):
+                    self._act(action)
+
+    def _handled(self) -> None:
+        """Called when facts have been handled, with the lock held."""
 
     @property
     def communicator(self) -> Communicator:
@@ -161,15 +188,14 @@ class LocalControl(MachineControl):
         roster = Roster(generation=1, members=(member,), leader=member.worker)
         return cls(WorkerMachine(place, SteadyClock().now()), roster)
 
-    def tell(self, fact: Event) -> None:
-        with self._lock:
-            super().tell(fact)
-            if self._waits:
-                self._turned.notify_all()  # a status may be due: the training thread sends it
+    def _handled(self) -> None:
+        if self._waits:
+            self._turned.notify_all()  # a status may be due: the training thread sends it
 
     def next(self) -> Instruction:
         with self._lock:
             while not self._instructions:
+                self.catch_up()
                 deadline = self.machine.next_deadline()
                 if self._clock.now() >= deadline:
                     self.tell(WorkerTick())

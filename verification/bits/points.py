@@ -215,6 +215,7 @@ def install(fuse: Fuse, journal: Journal) -> None:
         telling(control, fact)
         tell(control, fact)
         if isinstance(fact, e.StepApplied | e.ValuesExchanged):
+            control.catch_up()
             applied = control.machine.applied
             if applied is not None and applied != noted:  # a joiner has its whole state only with the registered values
                 noted = applied
