@@ -60,6 +60,7 @@ class LeadersCode:
         self._notice = notice
         self._at_reads: dict[tuple[CodeType, int], _Blocks] = {}  # by the place of the read
         self._by_variables: dict[CodeType, _Blocks] = {}
+        self._quiet: list[CodeType] = []  # code of the frames around the last body, if none of it has such blocks
         self._frame: FrameType | None = None  # that is traced
         self._blocks = _NONE
         self._kept: ExitStack | None = None  # the generators before the block that is running
@@ -69,16 +70,29 @@ class LeadersCode:
 
     def body_begins(self) -> None:
         """Take note that a loop body gets its batch."""
-        frame: FrameType | None = sys._getframe(1)
+        begin = sys._getframe(1)
+        frame: FrameType | None = begin
+        for code in self._quiet:  # nearly always the whole path: the hash of a code object takes longer than this
+            if frame is None or frame.f_code is not code:
+                break
+            frame = frame.f_back
+        else:
+            if frame is None:
+                return
+        path: list[CodeType] = []
+        frame = begin
         while frame is not None:
-            blocks = self._by_variables.get(frame.f_code)  # each body looks here: the path is compared once
+            path.append(frame.f_code)
+            blocks = self._by_variables.get(frame.f_code)  # each body looks here: the file's path is compared once
             if blocks is None:
                 own = is_own_file(frame.f_code.co_filename, directories())
                 blocks = self._by_variables[frame.f_code] = _by_variables(frame) if own else _NONE
             if blocks.lines:
+                self._quiet = []
                 self._trace(frame, blocks)
                 return
             frame = frame.f_back
+        self._quiet = path
 
     def reads(self, is_first: bool) -> None:
         """Take note that a loop body reads its worker's place before `optimizer.step()`. is_first: this worker is the leader or

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_, methodcaller
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 
 import msgspec
@@ -41,6 +41,7 @@ class _Tensor:
 Options = list[list[dict[str, Any]]]  # by optimizer and group; tensors are `_Tensor`
 _FIXED = frozenset({type(None), bool, int, float, str, tuple})  # types of options that cannot change in place
 _values = methodcaller("values")
+_param_groups = attrgetter("param_groups")
 _Changes = dict[str, tuple[Any, Any]]  # by the option's name: values before and after
 
 
@@ -191,11 +192,10 @@ class Hyperparameters:
 
         If all are the same objects as at the last call, it returns the same list: a step that sets no option copies nothing, and
         compares nothing further."""
-        present = [optimizer.param_groups for optimizer in self._optimizers]
+        present = [*map(_param_groups, self._optimizers)]
         every = [*chain.from_iterable(present)]
         sizes = [*map(len, present), *map(len, every)]
-        seen = chain(chain.from_iterable(every), chain.from_iterable(map(_values, every)))
-        if sizes == self._sizes and all(map(is_, self._seen, seen)):
+        if sizes == self._sizes and all(map(is_, self._seen, chain(*every, *map(_values, every)))):
             return self._taken
         self._taken = [
             [
@@ -212,7 +212,7 @@ class Hyperparameters:
             type(value) not in _FIXED for groups in self._taken for group in groups for value in group.values()
         )
         self._sizes = None if changeable else sizes
-        self._seen = [*chain.from_iterable(every), *chain.from_iterable(map(_values, every))]
+        self._seen = [*chain(*every, *map(_values, every))]
         return self._taken
 
     def _put(self, options: Options) -> None:
