@@ -52,6 +52,7 @@ from .gradients.updates import Updates
 from .hostloop import Position, Steps
 from .initial import InitialWeights
 from .left_threads import at_script_end
+from .recipe import Recipe
 from .sharding.divided import DividedState
 from .state.checkpoint import CheckpointWriter, Others
 from .state.fence import Fence
@@ -59,7 +60,6 @@ from .state.registered import Registered
 from .state.script_state import State
 from .state.training_state import TrainingState
 from .state.virtual_state import VirtualWorkerState
-from .stepping import Recipe
 from .trainer import Shared, Trainer
 
 if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it

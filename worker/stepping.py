@@ -21,39 +21,31 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from ..protocol.errors import UserError
 from .body_counters import BodyCounters
+from .body_values import BodyValues
 from .communication.communicator import Communicator, CommunicatorBroken
-from .comparison import Comparison, Terms
-from .crosscheck import CrossCheck
+from .completion import Completion, Watch
 from .data.choice import Feed
 from .data.fetching import move_to
-from .data.scaling import Scale, at_rate
-from .events import Evaluated, Event, JoinStep, PartComputed, RunStep, StepApplied, Whole, WordRead
+from .data.scaling import Scale
+from .events import Evaluated, Event, JoinStep, RunStep
 from .following import Following, Where
 from .gathering import COUNTS, GIVES, Alone, Gathering
-from .gradients.buffers import ModelBuffers
 from .gradients.clip_calls import ClipCalls
-from .gradients.evaluations import DISAGREE, Evaluations, SeveralEvaluations
+from .gradients.evaluations import Evaluations, SeveralEvaluations
 from .gradients.hyperparameters import Hyperparameters
 from .gradients.lanes import Lanes
-from .gradients.layout import Gradient
 from .gradients.update import Update
-from .gradients.updates import Updates
 from .hosting import interleaved
-from .inband import InBand, Part, Participant, exchange
-from .mutation_guard import MutationGuard
-from .pace import Pace
+from .inband import Part, exchange
 from .plain import inline, pack, restored, unpack
-from .saves import Saves
+from .recipe import Recipe
 from .sharding.divided import DividedState
-from .sharing import Sharing
 from .state.held import HeldState
 from .state.transfers import StateTransfers
 from .virtual import derive_seed, seed_everything
@@ -66,38 +58,6 @@ if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it
 AGAIN = -1  # the body runs on a batch of virtual worker 0
 REHEARSED = -3  # and below: the body of virtual worker 0, 1, ... in a pass before the step's own (`gathering`)
 PROBE = -2  # the body runs for the virtual worker that is cross-checked in this step, and that another worker hosts
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Settings that do not change while a job runs."""
-
-    virtual_workers: int
-    seed: int
-    device: torch.device
-    canonical: bool  # reduce in the canonical order (determinism elastic and heterogeneous)
-    overlap: bool  # reduce while the backward pass goes on
-    max_steps: int | None
-    updates: Updates  # made from each batch
-    normalize: str | None = None  # name under which bodies share the number of items over which the loss is a sum
-    comparing: Terms = field(default_factory=Terms)
-    gathers: bool = False  # loop bodies may call `run.gather`
-    agnostic: bool = False  # the bits must be equal on different hardware (`determinism: heterogeneous`)
-    changes_gradients: bool = False  # the script may change the gradient of each micro-batch
-    backwards: bool = False  # in a rehearsal: the bodies of a step run in the reverse order
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Checks of this worker's steps: comparisons with other workers, and refusals of changes that no other worker would make.
-
-    saves: None where a micro-batch has different bits on different workers (`determinism: none`)."""
-
-    comparison: Comparison
-    cross_check: CrossCheck
-    mutation_guard: MutationGuard
-    saves: Saves | None
-    counters: BodyCounters | None = None  # None: the script's variables are not looked at
 
 
 class Stepping:
@@ -121,15 +81,12 @@ class Stepping:
         self._tell = tell
         self._held = held
         self._transfers = transfers
-        self._buffers = ModelBuffers(held.parts.modules)
-        self._hyperparameters = hyperparameters
-        self._following = following
+        self._values = BodyValues(held.parts, hyperparameters, following, watch.mutation_guard)
         self._update = update
         self._sampler, self._loader = feed.sampling, feed.batching
         self._scale: Scale = feed.scale
         self._comparison = watch.comparison
         self._cross_check = watch.cross_check
-        self._mutation_guard = watch.mutation_guard
         self._saves = watch.saves
         # Counters are those of one worker alone if each of its bodies runs once in a step, for one micro-batch.
         once = len(recipe.updates) == 1 and not recipe.gathers and feed.growing is None
@@ -146,8 +103,8 @@ class Stepping:
         # the generation in use
         self._communicator = Communicator.alone()
         self._rank = 0
-        self._leads = True
         self._ranges: tuple[range, ...] = ()
+        self._root = 0  # rank of the worker that hosts virtual worker 0
 
         # the step in progress
         self._step = -1
@@ -163,35 +120,26 @@ class Stepping:
         self.in_last_body = False  # whether the script is in this worker's last body of the step in progress
         self._reading = False  # whether the script has a batch, and has not yet asked for the next
         self.left = ""  # error message if the script has left its loop in the middle of a step
-        self._updating = False
         self.body_begins: Callable[[], None] = lambda: None  # called before the script gets a batch
-        self.functions_due: Callable[[], bool] = lambda: False  # whether functions of `run.every` follow the last step
-        self._proposal = 0
-        self._next_workers: tuple[str, ...] = ()  # of the generation that this worker proposes
-        self._decided = 0  # number of the generation that begins behind the step in progress; 0: none
-        self.sharing = Sharing()
-        self._pace = Pace(recipe.virtual_workers)
-        self.in_band = InBand(self._cross_check.blame)
-        # The order decides which error a user gets. First come participants that name a call or value which only some workers
-        # have. The comparison is next: if states differ, no later payload is read. Then the cross-check: no value may be taken
-        # over from a worker whose gradient is wrong.
-        first: list[Participant] = [following, registered.state, self._comparison, self._cross_check]
         divided = held.parts.divided
-        self._divided = divided if isinstance(divided, DividedState) else None
         self._sharded: FullySharded | None = None if isinstance(divided, DividedState) else divided
         self._rounds: Rounds | None = None  # of a model under fully_shard
-        saves: list[Participant] = [each for each in (self._saves, divided) if each is not None]
-        last: list[Participant] = [
-            self.sharing,
-            update.clipping,
-            hyperparameters,
-            held.parts.extra_state,
-            registered.virtual,
-            self._pace,
-        ]
-        for participant in (*first, *saves, *last, *feed.participants):
-            self.in_band.add(participant)
         self._lanes = self._new_lanes(lost)
+        self.completion = Completion(
+            recipe,
+            tell,
+            held,
+            transfers,
+            hyperparameters,
+            following,
+            self._values,
+            update,
+            feed,
+            watch,
+            self.evaluations,
+            self._lanes,
+            lambda: self.finished,
+        )
         self.clip_calls = ClipCalls(
             self._lanes,
             update.scaler,
@@ -236,9 +184,7 @@ class Stepping:
     def enter(self, communicator: Communicator, rank: int, world_size: int, leader: int = 0) -> None:
         """Run the next steps in another generation. leader: the rank of its leader."""
         self._communicator, self._rank = communicator, rank
-        self._leads = rank == leader
-        self._pace.enter(rank, world_size, leader)
-        self.in_band.enter()
+        self.completion.enter(communicator, rank, world_size, leader)
         self._lanes.enter(world_size)
         self._held.parts.registered.virtual.alone = world_size == 1
         self._ranges = ()
@@ -286,7 +232,7 @@ class Stepping:
         """Share values of a virtual worker's body with all workers (`sharing`). Raises UserError."""
         if virtual_worker < 0 or self._evaluates_again:
             return
-        self.sharing.tell(virtual_worker, self.weight(virtual_worker), values)
+        self.completion.sharing.tell(virtual_worker, self.weight(virtual_worker), values)
 
     def weight(self, virtual_worker: int) -> float:
         """Return the weight of a virtual worker's mean in the step in progress; 1 in a full step."""
@@ -343,7 +289,7 @@ class Stepping:
     @property
     def where(self) -> Where:
         """Position of the script in a step; BETWEEN: in no step."""
-        if self._updating:
+        if self.completion.updating:
             return Where.UPDATING
         if self.shows:
             return Where.AGAIN
@@ -359,10 +305,7 @@ class Stepping:
 
     def look_again(self) -> None:
         """Find buffers, extra state and registered tensors anew at an epoch's beginning: the script may have changed them."""
-        self._buffers.find()
-        self._held.parts.extra_state.find()
-        self._held.parts.registered.watch()
-        self._mutation_guard.look_again()
+        self._values.look_again()
 
     # -- a whole step
 
@@ -376,8 +319,7 @@ class Stepping:
         self._scale.want(step.factor)
         if self._held.parts.divided is not None:
             self._held.parts.divided.wish = step.whole
-        self._next_workers = step.next_workers
-        self._begin(step.step, step.ranges, step.proposal, parameters, send=step.send, hosting=step.hosting)
+        self._begin(step, parameters)
         probes = self._cross_check.probes and self._checked not in self._hosted
         hosted = self._in_order()
         bodies = [PROBE, *hosted] if probes else hosted or [AGAIN] * looks_on
@@ -394,12 +336,12 @@ class Stepping:
         yield from self._run_bodies(bodies, counters)
         while self.evaluations.goes_on:
             yield from self._run_bodies(bodies)
-        self._pace.bodies_end()
+        self.completion.pace.bodies_end()
         self._batches.clear()
         if not bodies:
             self.complete_own_part()
         if self._sharded is not None and self._held.next_step > step.step:
-            self._end_sharded(self._sharded)
+            self.completion.end_sharded(self._sharded)
         if counters is not None:
             applied = self._held.next_step > self._step
             counters.step_ends(self._bodies_before(self._recipe.virtual_workers) if applied else 0)
@@ -422,13 +364,7 @@ class Stepping:
         held = self._held
         self._step, self._hosted, self.shows = step, [], True
         self._scale.step_shown(step)
-        self._buffers.begin()
-        self._hyperparameters.begin(step)
-        self._following.begin()
-        held.parts.extra_state.begin()
-        held.parts.registered.remember()
-        held.parts.registered.state.begin(step, False)
-        held.parts.registered.virtual.begin()
+        self._values.begin(step, sends=False, shown=True)
         self._update.clipping.begin()
         self.evaluations.begin()
         self.gathering.begin(step)
@@ -459,13 +395,7 @@ class Stepping:
     def _rehearse(self) -> Iterator[Any]:
         """Run a pass of `gathering` before the step's own, whose gradients do not count. Raises CommunicatorBroken."""
         yield from self._run_bodies([REHEARSED - virtual_worker for virtual_worker in self._in_order()])
-        computed = self._once_computed()
-        self._communicator.part_issued(computed)
-        computed()
-        self.gathering.exchange(self._communicator)
-        self._pace.others_came()
-        self._tell(Evaluated())
-        self._communicator.part_begins()
+        self.completion.rehearsed(self.gathering.exchange)
 
     def _run_bodies(self, bodies: Sequence[int], counters: BodyCounters | None = None) -> Iterator[Any]:
         for done, virtual_worker in enumerate(bodies):
@@ -497,9 +427,9 @@ class Stepping:
                     "prefetcher of the script's own asks too early: num_workers= and pin_memory= of prepare() read ahead"
                 )
             if virtual_worker <= REHEARSED:
-                self._forget_body()
+                self._values.forget_body()
             else:
-                self._end_body()
+                self._values.end_body(self._step)
 
     def _left_after(self, done: int, bodies: int) -> None:
         """Note in `left` that the script has left its loop in the middle of a step: after `done` of `bodies` bodies.
@@ -531,14 +461,11 @@ class Stepping:
 
         parameters, units: those that the other workers train. take_state: receives the state; called before the update.
         """
-        self._begin(step.step, step.ranges, step.proposal, parameters, units)
-        part = Part(self._step, (), joins=True)
+        self._begin(step, parameters, units)
         while self.gathering.number != COUNTS:
             self.gathering.exchange(self._communicator)
             self._tell(Evaluated())
-        while self._evaluate(part, lambda: None):
-            pass
-        self._complete(part, take_state)
+        self.completion.join(take_state)
         if self._counters is not None and self._held.variables is not None:
             self._held.variables.step_passes(self._bodies_before(self._recipe.virtual_workers))
 
@@ -548,10 +475,7 @@ class Stepping:
         if self._counters is not None:
             self._counters.step_ends(0)
         if restore_buffers:
-            self._buffers.restore()
-            self._hyperparameters.restore()
-            self._held.parts.extra_state.restore()
-            self._held.parts.registered.state.restore()
+            self._values.restore()
         self.evaluations.begin()
         if self._held.parts.divided is not None:
             self._held.parts.divided.given_up()
@@ -564,38 +488,24 @@ class Stepping:
         Loop bodies may have changed buffers and registered values since, and an evaluation of the loss the parameters."""
         with ExitStack() as stack:
             if self._step == self._held.next_step:
-                stack.enter_context(self._buffers.as_begun())
-                stack.enter_context(self._held.parts.registered.state.as_begun())
+                stack.enter_context(self._values.as_begun())
                 stack.enter_context(self.evaluations.as_begun())
             yield
 
     # -- its parts, in their order
 
     def _begin(
-        self,
-        step: int,
-        ranges: tuple[range, ...],
-        proposal: int,
-        parameters: list[torch.nn.Parameter],
-        units: range | None = None,
-        send: bool = False,
-        hosting: tuple[int, ...] = (),
+        self, wanted: RunStep | JoinStep, parameters: list[torch.nn.Parameter], units: range | None = None
     ) -> None:
-        self._pace.begin(hosting)
+        step, ranges, joins = wanted.step, wanted.ranges, isinstance(wanted, JoinStep)
+        send = not isinstance(wanted, JoinStep) and wanted.send
+        self.completion.pace.begin(() if isinstance(wanted, JoinStep) else wanted.hosting)
         self._scale.step_begins(step, units)
         self._comparison.begin(step)
         if self._saves is not None:
             self._saves.begin(step)
         self._held.results.step_begins()
-        self._buffers.begin()
-        self._hyperparameters.begin(step)
-        self._following.begin()
-        self._held.parts.extra_state.begin()
-        self._held.parts.registered.remember()
-        self._held.parts.registered.step_begins(send)
-        self._held.parts.registered.state.begin(step, send)
-        self._held.parts.registered.virtual.begin()
-        self._held.parts.registered.of_epoch.step_begins()
+        self._values.begin(step, send)
         self._step = step
         self.has_run_bodies = False
         if self._sharded is not None:
@@ -604,6 +514,7 @@ class Stepping:
         mine = ranges[self._rank]
         if ranges != self._ranges:
             self._ranges = ranges
+            self._root = next(rank for rank, hosted in enumerate(ranges) if 0 in hosted)
             self._lanes.rearrange(self._scale.micro_batches)
             self._loader.assign(step, virtual_workers, self._total_steps)
         self._lanes.begin(step, parameters, self._communicator, ranges)
@@ -617,15 +528,16 @@ class Stepping:
             self._transfers.send()
         self._hosted = [v for v in mine if self._sampler.has_samples(step, v)]
         if self._checked is None and not send and len(self._hosted) == len(mine) > 0:
-            self._pace.counts()
-        some_look_away = bool(mine) and not self._all_have_bodies()
-        self._hyperparameters.some_look_away = self._held.parts.registered.state.some_look_away = some_look_away
-        self.sharing.begin()
-        self._update.clipping.begin()
+            self.completion.pace.counts()
+        if mine and not self._all_have_bodies():
+            self._values.some_look_away()
         self.evaluations.begin()
         self.gathering.begin(step)
-        self._communicator.part_begins()
-        self._proposal = proposal
+        hosted = self._hosted
+        rest = range(hosted[-1] + 1 if hosted else mine.start, mine.stop) if self._rounds is None else range(0)
+        part = Part(step, () if joins else tuple(hosted), joins)
+        next_workers = () if isinstance(wanted, JoinStep) else wanted.next_workers
+        self.completion.begin(part, rest, self._root, wanted.proposal, next_workers)
 
     def _all_have_bodies(self) -> bool:
         """Return whether the loop body runs on every worker in this step."""
@@ -638,13 +550,7 @@ class Stepping:
         batch = self._batch(virtual_worker)
         if virtual_worker in (PROBE, self._checked):
             self._cross_check.sampled(batch)
-        self._buffers.begin_micro_batch()
-        self._hyperparameters.begin_body()
-        self._following.begin_body()
-        self._held.parts.extra_state.restore()
-        self._held.parts.registered.state.begin_body()
-        self._held.parts.registered.virtual.begin_body(self._seeded_as(virtual_worker))
-        self._mutation_guard.begin_body(step)
+        self._values.begin_body(step, self._seeded_as(virtual_worker))
         self._current = virtual_worker
         self._stepped.clear()
         self.clip_calls.begin_body()
@@ -670,17 +576,14 @@ class Stepping:
 
     def _skip_gap(self, micro_batch: int) -> None:
         """Skip the micro-batches between the last body's and this one: they have no sample, in an epoch's last step."""
-        position = self._hosted.index(micro_batch)
+        hosted, position = self._hosted, self._hosted.index(micro_batch)
         if not self._recipe.backwards:
-            self._skip_after(self._hosted[:position], micro_batch)
-        elif position + 1 < len(self._hosted):
-            for each in range(self._hosted[position + 1] - 1, micro_batch, -1):
-                self._lanes.present.accumulation.skip(each)
-
-    def _skip_after(self, done: Sequence[int], end: int) -> None:
-        """Skip the micro-batches from the last of `done` to `end`: they have no sample, in an epoch's last step."""
-        for micro_batch in range(done[-1] + 1 if done else self._ranges[self._rank].start, end):
-            self._lanes.present.accumulation.skip(micro_batch)
+            before = hosted[position - 1] if position else self._ranges[self._rank].start - 1
+            skipped = range(before + 1, micro_batch)
+        else:
+            skipped = range(hosted[position + 1] - 1, micro_batch, -1) if position + 1 < len(hosted) else range(0)
+        for each in skipped:
+            self._lanes.present.accumulation.skip(each)
 
     def _seeded_as(self, virtual_worker: int) -> int:
         """Return the virtual worker for which a body runs, and with whose seed it draws random numbers."""
@@ -738,11 +641,7 @@ class Stepping:
         if virtual_worker <= REHEARSED:
             self._held.parts.registered.virtual.keep(None)
             return False
-        self._mutation_guard.check()
-        self._hyperparameters.keep()
-        self._held.parts.registered.state.keep(first=virtual_worker == 0)
-        self._held.parts.registered.virtual.keep(None if virtual_worker < 0 else virtual_worker)
-        self._buffers.check()
+        self._values.keep(None if virtual_worker < 0 else virtual_worker, self.evaluations.refuses)
         if virtual_worker == PROBE:
             self._cross_check.computed(self._lanes.present.accumulation.probed())
             self._lanes.forget_others()
@@ -753,242 +652,17 @@ class Stepping:
         if virtual_worker == self._checked:
             self._cross_check.computed(self._lanes.present.accumulation.digest())
         self._lanes.forget_others()
-        if virtual_worker == 0:
-            self._buffers.keep()
-            self._held.parts.extra_state.keep()
-            if self.evaluations.refuses:
-                self._held.parts.extra_state.refuse_changes(self.evaluations.refuses)
         return virtual_worker == self._in_order()[-1] if self._rounds is None else self.in_last_body
 
-    def _in_order(self) -> list[int]:
-        """Return the hosted virtual workers that have samples, in the order of their bodies."""
-        return self._hosted[::-1] if self._recipe.backwards else self._hosted
-
-    def _end_body(self) -> None:
-        """End a body when the script asks for its next batch. Raises UserError if bodies of one step did different things."""
-        self._mutation_guard.check()
-        self._hyperparameters.end_body(self._following.steps_scheduler)
-        self._held.parts.registered.state.end_body()
-        self._following.end_body(self._step)
-
-    def _forget_body(self) -> None:
-        """Undo the changes of a body that has run in a pass before the step's own."""
-        self._mutation_guard.check()
-        self._buffers.restore()
-        self._hyperparameters.restore()
-        self._held.parts.extra_state.restore()
-        self._held.parts.registered.state.restore()
-        self._following.begin()
-
-    def _once_computed(self) -> Callable[[], None]:
-        """Return a function that reports, on its first call only, that this worker's part is computed."""
-        told = False
-
-        def computed() -> None:
-            nonlocal told
-            if not told:
-                told = True
-                self._pace.computed()
-                self._tell(PartComputed())
-
-        return computed
-
     def complete_own_part(self) -> None:
-        """Complete the step after this worker's last body: reduce, and apply the update.
-
-        Raises CommunicatorBroken, with nothing applied."""
-        computed = self._once_computed()
-        self._communicator.part_issued(computed)
-        part = Part(self._step, tuple(self._hosted))
+        """Complete the step after this worker's last body. Raises CommunicatorBroken, with nothing applied."""
         try:
-            if not self._evaluate(part, computed):
-                self._complete(part, computed)
+            self.completion.complete()
         except CommunicatorBroken:
             if self._rounds is not None:
                 self._rounds.step_failed()
             raise
 
-    def _complete(self, part: Part, before_update: Callable[[], None]) -> None:
-        """Reduce the gradient, unless an evaluation has done so; read the word and the payloads; apply the update.
-
-        Raises CommunicatorBroken, with nothing applied."""
-
-        def issue() -> None:
-            self.in_band.issue(self._communicator, part, self._proposal)
-
-        gradient: Gradient | None = None
-        if isinstance(self.evaluations, SeveralEvaluations):
-            issue()
-        else:
-            gradient = self._reduce(issue)
-        proposal = self._decided = self.in_band.complete(self._communicator, part)
-        self._pace.word_came()
-        before_update()
-        self._transfers.sent()
-        self.in_band.read(part)
-        self._held.results.told(self._step, self.sharing.values)
-        if gradient is not None:
-            for parameter, view in zip(self._lanes.present.layout.parameters, gradient.views, strict=True):
-                parameter.grad = view
-            if self._divided is not None:
-                self._prepare_divided(self._divided, gradient)
-            if self._sharded is not None:
-                self._process_rows(self._sharded)
-        self._tell(WordRead(proposal, self._pace.times, self._pace.hosting))
-        self._apply(part)
-        self._pace.applied()
-
-    def _prepare_divided(self, divided: DividedState, gradient: Gradient) -> None:
-        """Prepare the update of a divided optimizer state, so that applying it needs no other worker.
-
-        Raises CommunicatorBroken, with nothing applied; StateLost.
-        """
-        lane, stepped = self._lanes.present, self._recipe.updates.optimizers(self._step)
-        options = self._hyperparameters.values()
-        try:
-            self._hyperparameters.apply()
-            optimizers = [self._held.parts.optimizers[each] for each in stepped]
-            self._update.process(lane.parameters, optimizers, self._scale, self._items(), self._held.results)
-            with at_rate(self._held.parts.optimizers, self._scale.rate):
-                divided.prepare(self._communicator, lane.layout, gradient, self._held.next_step - 1)
-        except CommunicatorBroken:
-            self._hyperparameters.set_values(options)
-            raise
-
-    def _process_rows(self, sharded: FullySharded) -> None:
-        """Average and clip this worker's rows of the gradient. Raises CommunicatorBroken, with nothing applied."""
-        lane, stepped = self._lanes.present, self._recipe.updates.optimizers(self._step)
-        options = self._hyperparameters.values()
-        try:
-            self._hyperparameters.apply()
-            optimizers = [self._held.parts.optimizers[each] for each in stepped]
-            norm = partial(sharded.norm, self._communicator)
-            self._update.process(lane.parameters, optimizers, self._scale, self._items(), self._held.results, norm)
-        except CommunicatorBroken:
-            self._hyperparameters.set_values(options)
-            raise
-
-    def _reduce(self, beside: Callable[[], None]) -> Gradient:
-        """Return the reduced gradient of the step's bodies, and share virtual worker 0's buffers. Raises CommunicatorBroken."""
-        if self._rounds is None:
-            self._skip_after(self._hosted, self._ranges[self._rank].stop)
-        reducer = self._lanes.present.reducer
-        assert reducer is not None
-        gradient: Gradient = self._lanes.present.accumulation.reduce(reducer, beside)
-        root = next(rank for rank, hosted in enumerate(self._ranges) if 0 in hosted)
-        self._buffers.share(self._communicator, root)
-        return gradient
-
-    # -- steps with several evaluations
-
-    def _evaluate(self, part: Part, computed: Callable[[], None]) -> bool:
-        """End an evaluation of the loss. Returns whether another one follows. Raises CommunicatorBroken.
-
-        computed: called when this worker's part is computed."""
-        evaluations, communicator, lane = self.evaluations, self._communicator, self._lanes.present
-        if not isinstance(evaluations, SeveralEvaluations):
-            return False
-        losses = evaluations.told(part.hosted)
-        gradient = self._reduce(lambda: evaluations.exchange(communicator, losses))
-        evaluations.wait(communicator)
-        decide = evaluations.decide_joining if part.joins else evaluations.decide
-        agreed = decide(communicator, losses, gradient, lane.layout.parameters)
-        computed()
-        lane.accumulation.applied()
-        if not agreed:
-            self._refuse_disagreement(part)
-        if not evaluations.goes_on:
-            return False
-        if not part.joins:  # a joiner's state may still be on its way, and must not change before the update
-            self._transfers.sent()  # before `Evaluated`, since it waits for other workers
-            self._held.settle()
-            self._buffers.begin_again()
-        self._pace.others_came()
-        self._tell(Evaluated())
-        lane.accumulation.begin()
-        communicator.part_begins()
-        return True
-
-    def _refuse_disagreement(self, part: Part) -> None:
-        """Refuse a step whose evaluations have ended differently on different workers. Raises UserError; CommunicatorBroken."""
-        self.in_band.issue(self._communicator, part, self._proposal)
-        self.in_band.complete(self._communicator, part)
-        self.in_band.read(part)  # the payloads may contain the cause: then this raises the more precise error
-        raise UserError(DISAGREE.format(step=part.step))
-
-    def _apply(self, part: Part) -> None:
-        self._held.settle()
-        self._buffers.apply()  # before the update, after which a script may change them
-        lane, stepped = self._lanes.present, self._recipe.updates.optimizers(self._step)
-        self._held.parts.extra_state.apply()
-        self._held.parts.registered.state.apply(part.joins)
-        self._held.parts.registered.virtual.apply()
-        self._hyperparameters.apply()
-        self.evaluations.catch_up()
-        self._held.parts.registered.update_begins()
-        self._updating = True
-        try:
-            seed_everything(derive_seed(self._recipe.seed, "update", self._step))
-            if self._divided is not None:
-                self._divided.put()
-            self._update.apply(
-                lane.parameters,
-                stepped,
-                self._scale,
-                self._items(),
-                self._held.results,
-                processed=self._held.parts.divided is not None,
-            )
-            self._following.applied()
-        finally:
-            self._updating = False
-        self._hyperparameters.updated()
-        self._mutation_guard.updated()
-        self._held.values.updated()
-        for parameter in lane.parameters:
-            parameter.grad = None
-        lane.accumulation.applied()
-        self._held.next_step = self._step + 1
-        if self._divided is not None:
-            self._divided.committed()
-        if self._sharded is not None:
-            self._sharded.committed(self._step)
-        if self._saves is not None:
-            self._saves.applied()
-        epoch = self._next_epoch(self._step)
-        self._loader.applied(self._step)
-        if self._next_epoch(self._step + 1) != epoch:
-            self._held.results.epoch_begins(self._next_epoch(self._step + 1))
-        if self.finished:
-            self._comparison.at_the_end(self._communicator, part)
-        goes_on = self._cross_check is not None and self._cross_check.proof_goes_on
-        whole = Whole.TO_END
-        if self._held.parts.divided is not None:
-            whole = self._held.parts.divided.assemble(self._communicator, self.finished, self._leads)
-            self._mutation_guard.moved()
-        self._tell(StepApplied(self._step, self._sampler.next_epoch, goes_on, whole))
-
-    def _end_sharded(self, sharded: FullySharded) -> None:
-        """End a step of a model under `fully_shard`, when the script asks for the next batch. Raises StateLost."""
-        stay = self._next_workers if self._decided == self._proposal else None
-        ends = self._next_epoch(self._step + 1) != self._next_epoch(self._step)
-        looks = ends or self.functions_due()
-        sharded.step_ends(self._communicator, self.finished, self._decided > 0, stay, looks)
-        self._mutation_guard.moved()
-
-    def _next_epoch(self, step: int) -> int:
-        """Return the epoch of `step`, which has to be the next step of the sampler."""
-        known, steps = self._sampler.next_epoch, self._sampler.steps_per_epoch
-        if known is not None:
-            return known
-        assert steps is not None, "of data with an index that is known"
-        return step // steps
-
-    def _items(self) -> float:
-        """Return the divisor of the step's gradient; 0: none. Raises UserError if no loop body has shared it."""
-        name = self._recipe.normalize
-        if name is None:
-            return 0.0
-        if name not in self.sharing.values:
-            raise UserError(f"prepare() was given normalize={name!r}: call run.share({name}=...) in every loop body")
-        return self.sharing.values[name].total
+    def _in_order(self) -> list[int]:
+        """Return the hosted virtual workers that have samples, in the order of their bodies."""
+        return self._hosted[::-1] if self._recipe.backwards else self._hosted

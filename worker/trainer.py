@@ -31,6 +31,7 @@ from .code import Code, OtherCode
 from .communication.communicator import CommunicatorBroken
 from .comparison import Comparison
 from .compiled import Compiled
+from .completion import Watch
 from .crosscheck import CrossCheck
 from .data.choice import Feed
 from .data.likeness import Likeness, Unlike
@@ -75,6 +76,7 @@ from .looking import Looking
 from .mutation_guard import MutationGuard
 from .operators import Scan
 from .reachable import leave_out
+from .recipe import Recipe
 from .remarks import Remarks
 from .results import Result
 from .save_calls import is_for_leader
@@ -90,7 +92,7 @@ from .state.training_state import TrainingState
 from .state.transfers import StateTransfers
 from .state.values import ScriptValues
 from .step_boundary import Function, ScriptExit, StepBoundary, Superseded
-from .stepping import Recipe, Stepping, Watch
+from .stepping import Stepping
 from .virtual import derive_seed, seed_everything
 
 if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it
@@ -191,7 +193,7 @@ class Trainer:
             functions,
             self._remarks,
         )
-        self.stepping.functions_due = lambda: self.step_boundary.functions_due
+        self.stepping.completion.functions_due = lambda: self.step_boundary.functions_due
         if self.sharded is not None:
             self.sharded.leads = lambda: self.is_leader
         self._first: Instruction | None = None  # to be carried out before all others

@@ -22,9 +22,9 @@ from elasticd.worker.data.sampling import OwnOrder, SerialSampler
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.gradients.update import Update
 from elasticd.worker.gradients.updates import Updates
+from elasticd.worker.recipe import Recipe
 from elasticd.worker.run import Run
 from elasticd.worker.state.training_state import TrainingState
-from elasticd.worker.stepping import Recipe
 from elasticd.worker.trainer import Shared, Trainer
 from tests.worker.ranks import also
 

@@ -55,6 +55,7 @@ from elasticd.worker import warm
 from elasticd.worker.assigned import Source
 from elasticd.worker.code import Code
 from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousStore
+from elasticd.worker.completion import Completion
 from elasticd.worker.environment import ClusterEnvironment
 from elasticd.worker.inband import InBand, Part
 from elasticd.worker.own_code import directories, own_modules
@@ -63,7 +64,6 @@ from elasticd.worker.rehearsal.timetable import FAILED as FAILED
 from elasticd.worker.rehearsal.timetable import Timetable as Timetable
 from elasticd.worker.run import Run
 from elasticd.worker.sharding.divided import DividedState
-from elasticd.worker.stepping import Stepping
 from elasticd.worker.syntax import imports
 from elasticd.worker.trainer import ScriptExit
 
@@ -135,19 +135,18 @@ def miss_confirmations(timetable: Timetable) -> None:
 
 def break_steps(timetable: Timetable) -> None:
     """Break communicators in the middle of a step, as the timetable says."""
-    evaluate = Stepping._evaluate
+    evaluate = Completion._evaluate
 
-    def broken(stepping: Stepping, part: Part, computed: Callable[[], None]) -> bool:
-        assert stepping.evaluations is not None
-        evaluation = stepping.evaluations.number
-        goes_on = evaluate(stepping, part, computed)
-        if timetable.breaks(part.step, evaluation):
+    def broken(completion: Completion) -> bool:
+        evaluation = completion._evaluations.number
+        goes_on = evaluate(completion)
+        if timetable.breaks(completion.part.step, evaluation):
             timetable.meet()
-            stepping._communicator.abort()
+            completion._communicator.abort()
             raise CommunicatorBroken("broken")
         return goes_on
 
-    setattr(Stepping, "_evaluate", broken)  # noqa: B010
+    setattr(Completion, "_evaluate", broken)  # noqa: B010
 
 
 def break_divisions(timetable: Timetable) -> None:

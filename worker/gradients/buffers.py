@@ -65,6 +65,9 @@ class ModelBuffers:
         if not self._slots:
             self._start = self._values = self._bases = self._new = []
 
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
     @property
     def live(self) -> list[torch.Tensor]:
         """The present tensors of the buffers."""

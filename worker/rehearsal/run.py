@@ -20,8 +20,8 @@ from ..environment import ClusterEnvironment, read_virtual_workers
 from ..events import Event, StepWanted
 from ..gradients.updates import Updates
 from ..initial import InitialWeights
+from ..recipe import Recipe
 from ..run import Run
-from ..stepping import Recipe
 from .control import Rehearsal
 from .notes import Notes
 from .timetable import Timetable

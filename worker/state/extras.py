@@ -26,6 +26,9 @@ class ExtraState:
         self._new: dict[str, bytes] | None = None  # extra state of virtual worker 0
         self.find()
 
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
     def find(self) -> None:
         """Find the modules with extra state again, since modules may have changed."""
         self._found = {

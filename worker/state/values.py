@@ -25,11 +25,6 @@ class ScriptValues:
         self._hyperparameters = hyperparameters
         self._following = following
 
-    def updated(self) -> None:
-        """Note that an update has been made, by joining workers, too."""
-        self._parts.registered.updated()
-        self._parts.registered.state.updated()
-
     def changes(self) -> dict[str, Any]:
         """Return the values that a joining worker lacks after the last update."""
         return {
