@@ -27,7 +27,7 @@ from .communication.communicator import Communicator, CommunicatorBroken
 from .crosscheck import CrossCheck
 from .digests import ALIGNED, digests, mixed, of_values, together
 from .events import EnterGeneration
-from .inband import NOTHING, InBand, Part
+from .inband import NOTHING, InBand, Part, never
 from .state import rotation
 from .state.held import HeldState
 from .state.registered import is_registered
@@ -50,6 +50,7 @@ class Comparison:
 
     name = "comparison"
     slots = 4
+    compares = True
 
     def __init__(self, held: HeldState, terms: Terms, cross_check: CrossCheck) -> None:
         """cross_check: knows which workers have just joined, and acts on verdicts."""
@@ -138,8 +139,7 @@ class Comparison:
 
     # -- telling
 
-    def wants(self, part: Part) -> bool:
-        return False
+    wants = never
 
     def numbers(self, part: Part) -> Sequence[int]:
         return _SILENT if self._look is None else self._look.numbers()

@@ -131,7 +131,7 @@ class Completion:
         self._communicator = communicator
         self._leads = rank == leader
         self.pace.enter(rank, world_size, leader)
-        self.in_band.enter()
+        self.in_band.enter(alone=world_size == 1)
 
     def begin(self, part: Part, rest: range, root: int, proposal: int, next_workers: tuple[str, ...] = ()) -> None:
         """Begin a step, before this worker's bodies.

@@ -29,7 +29,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ..protocol.errors import UserError
 from .gradients.hyperparameters import HASH_BITS, REMEDY
-from .inband import NOTHING, Part
+from .inband import NOTHING, Part, never
 from .interposed import put_between
 from .plain import pack
 
@@ -57,6 +57,7 @@ class Following:
 
     name = "calls"
     slots = 2
+    compares = True
 
     def __init__(
         self,
@@ -262,9 +263,7 @@ class Following:
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> (64 - HASH_BITS)
         return number, -number
 
-    def wants(self, part: Part) -> bool:
-        """Return False: only a difference needs payloads."""
-        return False
+    wants = never
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         """Return whether the workers' calls differ."""

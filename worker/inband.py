@@ -42,6 +42,11 @@ class Part:
     joins: bool = False  # the worker has no state yet: that of the step before is on its way
 
 
+def never(participant: Any, part: Part) -> bool:
+    """Return False: the `wants` of participants whose integers are enough, or tell when payloads are wanted."""
+    return False
+
+
 class Participant(Protocol):
     """A sender and receiver of values within a step. All methods are called on the training thread."""
 
@@ -79,6 +84,13 @@ class Carries(Protocol):
         Raises CommunicatorBroken."""
 
 
+@runtime_checkable
+class Compares(Protocol):
+    """A participant whose integers only show whether workers agree: one that is alone is not asked for them."""
+
+    compares: bool
+
+
 class InBand:
     """The word and the payloads of one step after the other. For the training thread."""
 
@@ -88,7 +100,7 @@ class InBand:
         self._blame = blame
         self._participants: dict[str, Participant] = {}
         self._carriers: dict[str, Carries] = {}
-        self._wants: list[Callable[[Part], bool]] = []  # of all participants
+        self._wants: list[Callable[[Part], bool]] = []  # of participants that ever want payloads of their own accord
         self._numbers: list[Callable[[Part], Sequence[int]]] = []  # of participants with integers in the word
         self._after: list[tuple[Callable[[Part, Sequence[int]], bool], slice]] = []  # likewise, with their places
         self._length = 2
@@ -101,18 +113,19 @@ class InBand:
         """Add a participant: before the loop begins, in the same order on every worker."""
         assert participant.name not in self._participants, f"{participant.name} takes part twice"
         self._participants[participant.name] = participant
-        self._wants.append(participant.wants)
+        if type(participant).wants is not never:
+            self._wants.append(participant.wants)
         if isinstance(participant, Carries):
             self._carriers[participant.name] = participant
         self.enter()
 
-    def enter(self) -> None:
-        """Begin a generation: lay out the word."""
+    def enter(self, alone: bool = False) -> None:
+        """Begin a generation: lay out the word. alone: of one worker."""
         self._numbers.clear()
         self._after.clear()
         self._length = 2
         for participant in self._participants.values():
-            if participant.slots:
+            if participant.slots and not (alone and isinstance(participant, Compares)):
                 self._numbers.append(participant.numbers)
                 end = self._length + participant.slots
                 self._after.append((participant.wants_after, slice(self._length, end)))

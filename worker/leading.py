@@ -110,7 +110,8 @@ class LeadersCode:
 
     def steps(self) -> None:
         """Take note that the body has come to its `optimizer.step()`."""
-        self._trace_no_more()
+        if self._frame is not None:
+            self._trace_no_more()
         text, self._text = self._text, ""
         if not text:
             return

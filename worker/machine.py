@@ -94,6 +94,8 @@ from .membership import machine as ms
 from .reporting import Reporting
 from .training.machine import Training
 
+_OF_STEP = (StepWanted, StepApplied, WordRead, PartComputed)  # facts of every step
+
 
 class WorkerMachine:
     """The state machine of one worker."""
@@ -137,9 +139,9 @@ class WorkerMachine:
 
     def handle(self, now: float, event: Event) -> list[Action]:
         """Handle one fact. Raises InvalidTransition, with nothing changed, for a fact that only a bug can report."""
+        if isinstance(event, _OF_STEP):
+            return self._training.handle(now, event)
         match event:
-            case PartComputed() | WordRead() | StepApplied() | StepWanted():  # first, since every step has them
-                return self._training.handle(now, event)
             case OrderReceived() | PeerSaid() | GroupBuilt() if self._training.ending:
                 return []  # no other worker may count on it in another generation
             case OrderReceived(order) if order.batch_factor > self._training.batch_factor:

@@ -111,6 +111,7 @@ class MutationGuard:
         self._registered = _Watched(lambda: state.registered.watched)
         self._copies: list[tuple[str, Any, _Watched]] = []  # the script's name for the copy, and the copy
         self._in_lists: list[tuple[str, type, _Watched]] = []  # copies in lists, tuples and mappings, with their names
+        self._beside: list[_Watched] = []  # all copies
         self._epoch_begins = False
         self._compared_at = -1  # the last step in which contents were compared
         self._first = False  # the step in progress is the job's first
@@ -160,6 +161,7 @@ class MutationGuard:
                 kept = _Watched(tensors)
                 kept.remember(contents=False)
                 self._in_lists.append((copy.name, type(copy.read()), kept))
+        self._beside = [kept for *_, kept in (*self._copies, *self._in_lists)]
 
     def _shapes(self) -> set[Shapes]:
         """Return the shapes of the model's parameters, of those that are trained, and of all its tensors, except for shapes
@@ -188,7 +190,7 @@ class MutationGuard:
         self._parameters.remember(contents)
         if contents or self._registered.contents is not None:
             self._registered.remember(contents)
-        other = [kept for *_, kept in (*self._copies, *self._in_lists) if contents != (kept.contents is not None)]
+        other = [kept for kept in self._beside if contents != (kept.contents is not None)]
         if other and not self._first:
             self._check_copies()  # the script may have changed copies between two steps
         for kept in other:
@@ -207,7 +209,8 @@ class MutationGuard:
         """Compare at the end of a body, or at its `optimizer.step()`. Raises UserError for a change that no other worker
         would make.
         """
-        self._state.registered.check(self._virtual_workers)
+        if self._state.registered.watched:
+            self._state.registered.check(self._virtual_workers)
         if self._by_host():
             return
         if self._registered.contents is not None and (name := self._registered.changed()) is not None:
@@ -222,7 +225,8 @@ class MutationGuard:
                 "after_update=function). What the forward pass changes is to be a buffer. To evaluate the loss at another point, "
                 "copy the old values back before optimizer.step()"
             )
-        self._check_copies()
+        if self._beside:
+            self._check_copies()
 
     def moved(self) -> None:
         """Record the parameters' rows under `fully_shard` after other workers have taken some over."""
@@ -231,11 +235,13 @@ class MutationGuard:
 
     def updated(self) -> None:
         """Record the tensors after an update and the script's own functions in it. Raises UserError."""
-        self._state.registered.remember()
+        if self._state.registered.watched:
+            self._state.registered.remember()
         if self._by_host():
             return
         self._has_updated = True
-        self._check_copies()
+        if self._beside:
+            self._check_copies()
         first = self._parameters.contents is not None
         self._parameters.remember(first)
         if first:

@@ -38,7 +38,7 @@ from typing import Any
 from .crosscheck import CrossCheck
 from .digests import of_values
 from .following import Where
-from .inband import NOTHING, Part
+from .inband import NOTHING, Part, never
 from .kept import Kind, Node, Reach, differences
 from .looking import Looking
 from .reachable import Limits, look
@@ -204,8 +204,7 @@ class Saves:
             own = of_values(told) >> 1
         return own, -own
 
-    def wants(self, part: Part) -> bool:
-        return False
+    wants = never
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         self._differ = greatest[0] != NOTHING and greatest[0] != -greatest[1]

@@ -547,15 +547,15 @@ class Stepping:
 
     def _begin_micro_batch(self, virtual_worker: int) -> Any:
         recipe, step = self._recipe, self._step
-        batch = self._batch(virtual_worker)
+        batch, number = self._batch(virtual_worker), self._seeded_as(virtual_worker)
         if virtual_worker in (PROBE, self._checked):
             self._cross_check.sampled(batch)
-        self._values.begin_body(step, self._seeded_as(virtual_worker))
+        self._values.begin_body(step, number)
         self._current = virtual_worker
         self._stepped.clear()
         self.clip_calls.begin_body()
         self.gathering.begin_body()
-        place = self._scale.place(self._seeded_as(virtual_worker))
+        place = self._scale.place(number)
         seed = derive_seed(recipe.seed, "model", place.unit, place.virtual_worker)
         if virtual_worker < 0:
             if virtual_worker == PROBE or virtual_worker <= REHEARSED:
@@ -563,7 +563,8 @@ class Stepping:
                 self._lanes.present.accumulation.probe()
             seed_everything(seed)
             return batch
-        weight = self.weight(virtual_worker) if recipe.normalize is None else 1.0  # a sum needs no further weight
+        # A sum needs no further weight.
+        weight = self._sampler.weight(step, number) if recipe.normalize is None else 1.0
         # The last by its number: in a short step virtual workers without a sample may follow the last body.
         last = virtual_worker == self._ranges[self._rank][-1] and not recipe.backwards
         self._lanes.forget_others()
@@ -587,10 +588,12 @@ class Stepping:
 
     def _seeded_as(self, virtual_worker: int) -> int:
         """Return the virtual worker for which a body runs, and with whose seed it draws random numbers."""
+        if virtual_worker >= 0:
+            return virtual_worker
         if virtual_worker == PROBE:
             assert self._checked is not None
             return self._checked
-        return REHEARSED - virtual_worker if virtual_worker <= REHEARSED else max(virtual_worker, 0)
+        return REHEARSED - virtual_worker if virtual_worker <= REHEARSED else 0
 
     def _batch(self, virtual_worker: int) -> Any:
         if self.shows:
@@ -626,13 +629,14 @@ class Stepping:
                 "optimizer.step() was called twice for one batch, or outside the loop over batches. Two updates from one batch "
                 "are two steps: prepare(…, updates={'first': optimizer, 'second': optimizer}), and `batches.update` says which"
             )
-        updates = self._recipe.updates
-        updates.check_stepped(self._step, optimizer)
+        wanted = self.optimizers
+        if optimizer not in wanted:
+            self._recipe.updates.check_stepped(self._step, optimizer)
         self.clip_calls.step(optimizer)
         if virtual_worker >= 0:
             self._lanes.present.accumulation.part_stepped()
         self._stepped.add(optimizer)
-        if len(self._stepped) < len(updates.optimizers(self._step)):
+        if len(self._stepped) < len(wanted):
             return False
         self._current = None
         if self._rounds is not None:

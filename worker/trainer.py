@@ -443,7 +443,7 @@ class Trainer:
             self._tell_leader()
 
     def _tell_leader(self) -> None:
-        while self.is_leader and self._became_leader:
+        while self._became_leader and self.is_leader:
             self._became_leader.pop(0)()
 
     def batches(self) -> Iterator[Any]:

@@ -106,6 +106,29 @@ def test_letters_of_a_worker_alone_come_back() -> None:
     assert voter.heard == [[{"number": 4, "hosted": [0], "text": "xxxx"}]]
 
 
+class Comparer(Voter):
+    """A voter with numbers that only compare the workers."""
+
+    compares = True
+    asked = 0
+
+    def numbers(self, part: Part) -> Sequence[int]:
+        self.asked += 1
+        return super().numbers(part)
+
+
+def test_a_worker_alone_is_asked_for_numbers_that_are_no_mere_comparison() -> None:
+    in_band, voter, comparer = InBand(), Voter("voter", 3), Comparer("comparer", 4)
+    for each in (comparer, voter):
+        in_band.add(each)
+    for alone, asked in ((True, 0), (False, 1), (True, 1)):
+        in_band.enter(alone)
+        in_band.issue(Communicator.alone(), Part(7, (0,)), 0)
+        assert in_band._greatest[2:] == ([3, -3] if alone else [4, -4, 3, -3])
+        assert in_band.complete(Communicator.alone(), Part(7, (0,))) == 0
+        assert comparer.asked == asked
+
+
 def test_what_is_not_plain_is_refused_where_it_is_written() -> None:
     def run(communicator: Communicator) -> str:
         if communicator.rank == 1:

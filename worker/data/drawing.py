@@ -18,7 +18,7 @@ import numpy
 import torch
 
 from ...protocol.errors import UserError
-from ..inband import Part
+from ..inband import Part, never
 from ..virtual import derive_seed, seed_everything
 from .generators import generators_kept
 from .likeness import Unlike
@@ -124,6 +124,7 @@ class OrderWatch:
 
     name = "order"
     slots = 2
+    compares = True
 
     def __init__(self, schedule: Schedule, epoch: Callable[[int], int] | None = None) -> None:
         """epoch: returns the epoch of the step in progress, if that is not the schedule's."""
@@ -134,8 +135,7 @@ class OrderWatch:
         own = self._own(part)
         return own, -own
 
-    def wants(self, part: Part) -> bool:
-        return False
+    wants = never
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         return greatest[0] != -greatest[1]

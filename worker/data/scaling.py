@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from ...protocol.batches import read_history
 from ...protocol.errors import UserError
 from ...protocol.limits import MAX_BATCH_CHANGES, MAX_BATCH_FACTOR, MAX_RAMP_STEPS
 from ...protocol.model import BatchChange, Scaling
-from ..inband import NOTHING, Part
+from ..inband import NOTHING, Part, never
 from .feed import Batching
 from .sampling import Schedule
 
@@ -254,8 +254,7 @@ class Growing:
         wanted = self._terms.hybrid and self._terms.replay is None and not part.joins and asked > self.factor
         return (asked if wanted else NOTHING,)
 
-    def wants(self, part: Part) -> bool:
-        return False
+    wants = never
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         self._heard = max(greatest[0], 0)
@@ -442,12 +441,16 @@ def is_rate(rate: Any) -> bool:
     return not isinstance(rate, bool) and isinstance(rate, int | float) and math.isfinite(rate) and rate > 0
 
 
-@contextmanager
-def at_rate(optimizers: Sequence[torch.optim.Optimizer], rate: float) -> Iterator[None]:
+_AS_THEY_ARE = nullcontext()
+
+
+def at_rate(optimizers: Sequence[torch.optim.Optimizer], rate: float) -> AbstractContextManager[None]:
     """Multiply the optimizers' learning rates by `rate` within the context."""
-    if rate == 1.0:
-        yield
-        return
+    return _AS_THEY_ARE if rate == 1.0 else _at_rate(optimizers, rate)
+
+
+@contextmanager
+def _at_rate(optimizers: Sequence[torch.optim.Optimizer], rate: float) -> Iterator[None]:
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     own = [group["lr"] for group in groups]
     for group in groups:

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from operator import attrgetter, is_
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -36,6 +38,8 @@ from .reduction import Node, Reducer, TreeAccumulator, are_siblings
 _Grads = list[torch.Tensor | None]
 _Versions = list[int | None]
 _version = attrgetter("_version")
+_grad = attrgetter("grad")
+_is_sparse = attrgetter("is_sparse")
 
 
 class _Mode(enum.Enum):
@@ -64,6 +68,9 @@ class Accumulation:
         )
         self._watched_steps = 0
         self.keeps_norms = False  # whether the script needs `norms`
+        # Prepared for each segment: its place among the parameters, and these.
+        self._places = [slice(segment.positions.start, segment.positions.stop) for segment in layout.segments]
+        self._members = [layout.parameters[place] for place in self._places]
         self._segment_of = [i for i, segment in enumerate(layout.segments) for _ in segment.positions]
         self._hooks: list[RemovableHandle] = []
         self._learned = False  # whether hooks know which gradient of each segment comes last
@@ -115,7 +122,7 @@ class Accumulation:
         self._arrived.clear()
         self._stepped_at = None
         self._placed = 0  # segments
-        self._waiting = [len(segment.positions) for segment in self._layout.segments]
+        self._waiting = [*map(len, self._members)]
         if not self._overlap:
             self._mode = _Mode.OFF
         elif self._watched_steps == 0 or self._several:
@@ -201,8 +208,8 @@ class Accumulation:
         self._sealed = self._grads()
 
     def _grads(self) -> tuple[_Grads, _Versions]:
-        grads = [parameter.grad for parameter in self._layout.parameters]
-        return grads, [None if grad is None else grad._version for grad in grads]
+        grads = [*map(_grad, self._layout.parameters)]
+        return grads, _versions(grads)
 
     def _check_seal(self) -> None:
         if self._sealed is None:
@@ -237,7 +244,7 @@ class Accumulation:
             parameter.grad = None
         self._weight = 1.0
         target, adds = self._place_for(virtual_worker)
-        self._put(range(len(self._layout.parameters)), target, adds)
+        self._put(self._layout.parameters, target.views, adds)
         if self._canonical:
             self._tree.merge()
 
@@ -291,17 +298,17 @@ class Accumulation:
 
     def _put_next(self) -> None:
         """Put the next segment, which is complete, into its target."""
-        segment = self._layout.segments[self._placed]
+        segment, place = self._layout.segments[self._placed], self._places[self._placed]
+        parameters, views = self._members[self._placed], self._target.views[place]
         self._placed += 1
         if self._observed is not None:
             self._observe(segment.positions)
-        place = slice(segment.positions.start, segment.positions.stop)
-        if self._mode is _Mode.PLACING and self.keeps_norms:
-            self._norms += _norms(self._layout.parameters[place])
-        self._put(segment.positions, self._target, self._adds)
-        if self._mode is _Mode.PLACING:
-            views = self._target.views[place]
-            for parameter, view in zip(self._layout.parameters[place], views, strict=True):
+        placing = self._mode is _Mode.PLACING
+        if placing and self.keeps_norms:
+            self._norms += _norms(parameters)
+        self._put(parameters, views, self._adds)
+        if placing:
+            for parameter, view in zip(parameters, views, strict=True):
                 parameter.grad = view
             self._versions[place] = map(_version, views)
         if self._reducer is not None:
@@ -322,25 +329,22 @@ class Accumulation:
         if parts:
             self._observed.append(together(digests(parts)))
 
-    def _put(self, positions: range, target: Gradient, adds: bool) -> None:
-        """Put the present gradients of these parameters into `target`."""
-        views: list[torch.Tensor] = []
-        grads: list[torch.Tensor] = []
-        place = slice(positions.start, positions.stop)
-        for view, parameter in zip(target.views[place], self._layout.parameters[place], strict=True):
-            grad = parameter.grad
-            if grad is None:
-                _put_zero(view, adds)
-            elif grad.is_sparse:
-                raise UserError(
-                    "a parameter has a sparse gradient, as of functional.embedding(…, sparse=True): gradients of all virtual "
-                    "workers are added up in dense memory. Write sparse=False"
-                )
-            else:
-                views.append(view)
-                grads.append(grad)
-        if not views:
-            return
+    def _put(self, parameters: Sequence[torch.Tensor], views: list[torch.Tensor], adds: bool) -> None:
+        """Put the present gradients of these parameters into `views`. In most steps each parameter has one."""
+        grads: list[Any] = [*map(_grad, parameters)]
+        if _any_none(grads):
+            for view, grad in zip(views, grads, strict=True):
+                if grad is None:
+                    _put_zero(view, adds)
+            views = [view for view, grad in zip(views, grads, strict=True) if grad is not None]
+            grads = [grad for grad in grads if grad is not None]
+            if not grads:
+                return
+        if any(map(_is_sparse, grads)):
+            raise UserError(
+                "a parameter has a sparse gradient, as of functional.embedding(…, sparse=True): gradients of all virtual "
+                "workers are added up in dense memory. Write sparse=False"
+            )
         if self._weight != 1.0:
             grads = list(torch._foreach_mul(grads, self._weight))
         if adds:
@@ -394,11 +398,11 @@ class Accumulation:
     def _last_came(self, segment: int, parameter: torch.Tensor) -> None:
         """Do the same as `_accumulated` for the parameter whose gradient came last in its segment so far."""
         self._arrived.append(parameter)
-        if self._mode is _Mode.PLACING and self._waiting[segment]:
-            positions = self._layout.segments[segment].positions
-            if all(self._layout.parameters[position].grad is not None for position in positions):
-                self._waiting[segment] = 0
-                self._put_complete()
+        if self._mode is not _Mode.PLACING or not self._waiting[segment]:
+            return
+        if not _any_none(map(_grad, self._members[segment])):
+            self._waiting[segment] = 0
+            self._put_complete()
 
     def _put_complete(self) -> None:
         waiting = self._waiting
@@ -424,12 +428,21 @@ class Accumulation:
                 came = {*map(id, self._arrived)}
                 if any(each.grad is not None and id(each) not in came for each in self._layout.parameters):
                     return False  # the script has set this gradient without a backward pass
-        grads = [parameter.grad for parameter in self._layout.parameters[:known]]
-        return [None if grad is None else grad._version for grad in grads] == self._versions[:known]
+        return _versions([*map(_grad, self._layout.parameters[:known])]) == self._versions[:known]
 
 
 def _on_parameter(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor, _: torch.Tensor) -> None:
     hook(parameter)
+
+
+def _any_none(grads: Iterable[torch.Tensor | None]) -> bool:
+    return any(map(is_, grads, repeat(None)))
+
+
+def _versions(grads: _Grads) -> _Versions:
+    if _any_none(grads):
+        return [None if grad is None else grad._version for grad in grads]
+    return [*map(_version, grads)]
 
 
 def _put_zero(view: torch.Tensor, adds: bool) -> None:

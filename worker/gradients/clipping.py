@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...protocol.errors import UserError
-from ..inband import NOTHING, Part
+from ..inband import NOTHING, Part, never
 
 
 class Clipping:
@@ -89,15 +89,15 @@ class Clipping:
         """
         if not part.hosted:
             return NOTHING, NOTHING
+        if not self._own:
+            return 0, 0
         limits = [self._own.get(virtual_worker) for virtual_worker in part.hosted]
         if None in limits and any(limits):
             raise UserError(_disagreement(None, next(limit for limit in limits if limit is not None)))
         bits = 0 if limits[0] is None else struct.unpack("<q", struct.pack("<d", limits[0]))[0]
         return bits, -bits
 
-    def wants(self, part: Part) -> bool:
-        """Return False: the numbers are enough."""
-        return False
+    wants = never
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         """Return whether the workers' limits differ."""

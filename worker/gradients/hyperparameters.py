@@ -81,7 +81,7 @@ class Hyperparameters:
 
     def begin_body(self) -> None:
         """Begin the body of a virtual worker."""
-        if self._own is not None:
+        if self._own is not None and self._take() is not self._start:
             self.restore()
 
     def keep(self) -> None:
@@ -144,8 +144,9 @@ class Hyperparameters:
 
     def wants(self, part: Part) -> bool:
         """Return whether a worker without a body needs the options, since the bodies have changed them."""
-        changed = self._own is not None and _difference(self._start, self._own) is not None
-        return 0 in part.hosted and self.some_look_away and changed
+        if not self.some_look_away or self._own is None or 0 not in part.hosted:
+            return False
+        return _difference(self._start, self._own) is not None
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         """Return whether the workers disagree."""

@@ -99,7 +99,7 @@ class Update:
                 self._step(optimizer)
                 optimizer._opt_called = True  # type: ignore[attr-defined]  # for torch's schedulers, also where the scaler skips
             groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-            results.updated(tuple(float(group["lr"]) for group in groups if "lr" in group))
+            results.updated(tuple([float(group["lr"]) for group in groups if "lr" in group]))
         if self.scaler is not None:
             self.scaler.update()
         for unit in scale.units:  # so that a schedule keeps its place in the data

@@ -229,10 +229,10 @@ class Membership:
 
         Raises InvalidTransition, without a change, for an event that only a bug can send.
         """
-        if self.over:
+        stage = self._stage
+        if stage is Stage.FINISHED or stage is Stage.LEFT:
             return []
-        allowed = _ALLOWED.get(type(event), _ALIVE)
-        if self._stage not in allowed:
+        if stage not in _ALLOWED.get(type(event), _ALIVE):
             raise InvalidTransition(f"{type(event).__name__} of a worker that {self._stage.value}")
         match event:
             case StepStarted(last):  # first, since every step has one

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..events import Whole
-from ..inband import Part
+from ..inband import Part, never
 
 
 class WholeWishes:
@@ -24,9 +24,7 @@ class WholeWishes:
         """Return this worker's wish for the whole state after the step."""
         return (int(self.wish),)
 
-    def wants(self, part: Part) -> bool:
-        """Return False: the number is enough."""
-        return False
+    wants = never
 
     def wants_after(self, part: Part, greatest: Sequence[int]) -> bool:
         """Take note of the greatest wish."""

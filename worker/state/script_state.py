@@ -246,6 +246,7 @@ class ScriptState:
 
     name = "script's state"
     slots = 2
+    compares = True
 
     def __init__(self) -> None:
         self._live: dict[str, Any] = {}

@@ -396,6 +396,8 @@ class Training:
         if self.suspension and not self._waits_for_whole():
             return self._closing.suspended(now)
         decided = self._membership.handle(now, ms.BoundaryReached())
+        if len(decided) == 1 and type(decided[0]) is ms.Proceed:  # at nearly every boundary
+            return self._proceed(now)
         actions = self.follow(now, decided)
         answers = [type(action) for action in decided]
         if ms.Leave in answers:
@@ -521,7 +523,8 @@ class Training:
             if generation.leads and self.stragglers.news:
                 self._reporting.notice(now, self.stragglers.news)
             self.stragglers.news = ""
-        return self.follow(now, self._membership.handle(now, ms.WordRead(fact.generation)))
+        decided = self._membership.handle(now, ms.WordRead(fact.generation))
+        return self.follow(now, decided) if decided else []
 
     def _on_applied(self, now: float, fact: StepApplied) -> list[Action]:
         if self.position.apply(fact.step, self._generation.joins_now, fact.next_epoch, fact.proof_goes_on):
