@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
 import elasticd
 from elasticd.worker.data.fetching import fetch
@@ -65,6 +66,8 @@ def train_ddp(recipe: Recipe, canonical: bool) -> dict[str, Any]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model, optimizer, scheduler = build(recipe)
     dataset = recipe.dataset(full_steps(ranks))
+    if isinstance(dataset, tuple):  # columns, of which `prepare` makes a dataset
+        dataset = TensorDataset(*dataset)
     sampler = SerialSampler(OwnOrder(full_steps(ranks), SEED, shuffle=True), ranks, BATCH_SIZE)
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.01)  # small, so that there are several buckets
     if canonical:
