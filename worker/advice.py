@@ -61,6 +61,16 @@ def begin_anew(places: Mapping[str, str]) -> str:
     )
 
 
+def of_generators(names: Sequence[str], sources: Sources) -> str:
+    """Return a sentence on variables of generators between the loop and the batches, such as `mixed.previous`."""
+    told = ", ".join(f"{name} ({sources.where(name)})" for name in names[:TOLD])
+    return f"bodies of other workers' batches have not changed {told}: {_yields_alone(names[0].partition('.')[0])}"
+
+
+def _yields_alone(function: str) -> str:
+    return f"each worker's {function}() has its own: what it yields must follow from the batch and run.steps_done alone"
+
+
 def of_counter(sources: Sources) -> str:
     """Return a sentence on the first variable that counts this worker's loop bodies; "" without any."""
     for name, place in sources.counters.items():
@@ -173,7 +183,7 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
         )
     is_bound = None in (difference.ones, difference.others) and is_function_type(node.type)
     if not difference.owners and "." in difference.name and sources.yields(root):
-        return f"each worker's {root}() has its own: what it yields must follow from the batch and run.steps_done alone"
+        return _yields_alone(root)
     if _is_hook(difference):
         return "register the hook before the loop, and let it act from an epoch on: `if epoch >= 1:` in the hook"
     if is_bound or node.kind in (Kind.OTHER, Kind.MODEL) or node.type == "method" or node.is_class:

@@ -272,6 +272,10 @@ class Looking:
         opaque: Sequence[str] = tuple(dict.fromkeys((*mine.opaque, *theirs.opaque)))
         if not found and (left := self.left_behind(sys._getframe(), theirs, True, ())):
             return f"{advice.begin_anew(left)} where a process joins in the middle of an epoch", []
+        values = (Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.OBJECT)
+        kept = [name for name in sorted(self._yielding) if name in mine.names and mine.names[name].kind in values]
+        if not found and kept:
+            return advice.of_generators(kept, self._sources), []
         text = advice.explain(self.likely(found), workers, self._sources, opaque=opaque, batch_size=self.batch_size)
         return text, found
 

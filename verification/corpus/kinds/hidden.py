@@ -4,7 +4,7 @@ property, a closure, a partial function or an iterator.
 
 from __future__ import annotations
 
-from ..script import EQUAL, FOUND, Script
+from ..script import EITHER, EQUAL, FOUND, Script
 
 _JOIN = "run = elastic.join()\n"
 
@@ -307,4 +307,19 @@ SCRIPTS: tuple[Script, ...] = (
     Script("forward_bound_at_epoch", FOUND, "forward", "`if epoch >= 1:`", (("epoch == 1", "epoch >= 1"),)),
     Script("class_patched_at_epoch", FOUND, "Net", "`if epoch >= 1:`", (("epoch == 1", "epoch >= 1"),)),
     Script("pass_in_an_expression", FOUND, "losses"),
+    Script("rollback_by_evaluation", FOUND, "good"),
+    Script("anchors_of_first_weights", EQUAL),
+    Script("thread_local_average", FOUND, "_STORE.ema"),
+    Script("generator_keeps_previous", FOUND, "with_previous.previous"),
+    Script("shards_drawn_by_one_generator", FOUND, "rng"),
+    Script("lookahead_handed_over", FOUND, "after_update.n"),
+    Script("sampler_counts_passes", FOUND, "sampler.passes"),
+    Script("attribute_of_torch", EITHER, "torch.my_step"),
+    Script(
+        "baseline_in_an_object",
+        FOUND,
+        "baseline.value",
+        "state = run.state(baseline=baseline)",
+        ((_JOIN, _JOIN + "state = run.state(baseline=baseline)\n"),),
+    ),
 )
