@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, settings
 
 from .forked import Scripts
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # `verification` and `examples` are not installed
+# `verification`, `benchmarks` and `examples` are not installed. Appended, so that folders here never hide an installed module.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 # torch's threads wait for each other asleep, not in loops that keep a processor from other tests. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

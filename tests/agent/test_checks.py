@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
 import time
-from pathlib import Path
 
 from elasticd.agent.checks import Checks
 from elasticd.agent.events import ProcessFailed, StopSignal
@@ -15,13 +12,7 @@ from elasticd.agent.task_queues import TaskQueues
 from elasticd.protocol.messages import StartWorker
 from elasticd.protocol.model import Fault
 
-_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-FIRST, SECOND, start = _module.FIRST, _module.SECOND, _module.start
+from .agent_stories import FIRST, SECOND, start
 
 
 class Bench:

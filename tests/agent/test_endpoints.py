@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 
 from elasticd.agent.endpoints import Endpoints
 from elasticd.agent.events import (
@@ -23,13 +20,7 @@ from elasticd.agent.session import LONGEST_WAIT_INTERVALS, SCATTER
 from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, AgentHello, HelloRefused, Standby
 from elasticd.protocol.times import REFUSED_RETRY_S, SILENT_INTERVALS
 
-_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-SERVER = _module.SERVER
+from .agent_stories import SERVER
 
 INTERVAL_S = 1.0
 

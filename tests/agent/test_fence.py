@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from elasticd.agent.events import (
     Action,
     ControllerMessage,
@@ -32,21 +28,7 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.terms import NO_TERM
 from elasticd.protocol.times import SILENT_INTERVALS
 
-_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-FIRST = _module.FIRST
-SECOND = _module.SECOND
-SERVER = _module.SERVER
-Driven = _module.Driven
-local = _module.local
-order = _module.order
-sent = _module.sent
-start = _module.start
-status = _module.status
+from .agent_stories import FIRST, SECOND, SERVER, Driven, local, order, sent, start, status
 
 
 class Reigned(Driven):

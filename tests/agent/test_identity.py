@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import msgspec
 
 from elasticd.agent.events import Action, ForgetWorker, IdentityWritten, KeepIdentity, ProcessExited, StartProcess, Warn
 from elasticd.agent.identity import Identity
 from elasticd.protocol.messages import Acknowledged, AgentHello, ForgetWorkers, HelloRefused, StopWorker, WorkerExit
 
-_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-JOB = _module.JOB
-FIRST = _module.FIRST
-SECOND = _module.SECOND
-order = _module.order
-status = _module.status
-start = _module.start
-Driven = _module.Driven
-sent = _module.sent
+from .agent_stories import FIRST, JOB, SECOND, Driven, order, sent, start, status
 
 
 def test_each_hello_says_who_the_agent_is_and_which_hello_of_which_start_it_is() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from elasticd.agent.events import (
@@ -35,21 +31,7 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import WorkerPhase
 from elasticd.protocol.times import FIRST_PAUSE_S
 
-_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-JOB = _module.JOB
-FIRST = _module.FIRST
-SECOND = _module.SECOND
-SERVER = _module.SERVER
-order = _module.order
-status = _module.status
-local = _module.local
-Driven = _module.Driven
-sent = _module.sent
+from .agent_stories import FIRST, JOB, SECOND, SERVER, Driven, local, order, sent, status
 
 
 def test_it_says_hello_at_its_start_with_the_workers_it_has_adopted() -> None:

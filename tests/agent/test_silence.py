@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from elasticd.agent.events import (
     AgentTick,
     ControllerMessage,
@@ -19,18 +15,7 @@ from elasticd.agent.machine import AgentMachine
 from elasticd.protocol.messages import Acknowledged, WorkerExit
 from elasticd.protocol.model import WorkerPhase
 
-_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-FIRST = _module.FIRST
-SERVER = _module.SERVER
-status = _module.status
-local = _module.local
-sent = _module.sent
-Silence = _module.Silence
+from .agent_stories import FIRST, SERVER, Silence, local, sent, status
 
 
 def test_a_worker_that_falls_silent_is_killed_until_it_is_gone_and_its_end_says_why() -> None:

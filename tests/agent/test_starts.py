@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from elasticd.agent.events import (
     ForgetWorker,
     ProcessExited,
@@ -19,22 +15,7 @@ from elasticd.agent.machine import LEAST_KEPT_ENDS
 from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, ForgetWorkers, StopWorker, WorkerExit
 from elasticd.protocol.model import Fault, WorkerId
 
-_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-JOB = _module.JOB
-FIRST = _module.FIRST
-SECOND = _module.SECOND
-SERVER = _module.SERVER
-GPUS = _module.GPUS
-status = _module.status
-start = _module.start
-Driven = _module.Driven
-sent = _module.sent
-stuck = _module.stuck
+from .agent_stories import FIRST, GPUS, JOB, SECOND, Driven, sent, start, status, stuck
 
 
 def test_a_worker_id_is_started_once_whatever_is_repeated() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -23,20 +19,7 @@ from elasticd.agent.events import (
 from elasticd.protocol.messages import Acknowledged, ForgetWorkers, StopWorker, Suspend, WarnWorker, WorkerExit
 from elasticd.protocol.model import Fault, WorkerId, WorkerPhase
 
-_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-JOB = _module.JOB
-FIRST = _module.FIRST
-SECOND = _module.SECOND
-status = _module.status
-start = _module.start
-Driven = _module.Driven
-sent = _module.sent
-Silence = _module.Silence
+from .agent_stories import FIRST, JOB, SECOND, Driven, Silence, sent, start, status
 
 
 def test_a_stop_is_sigterm_and_after_the_grace_sigkill() -> None:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import msgspec
 
 from elasticd.agent.events import ControllerMessage, HealthChanged, Started, StartProcess
 from elasticd.agent.machine import AgentMachine
 from elasticd.protocol.messages import AgentHeartbeat, AgentHello, WorkerExit
-from elasticd.protocol.model import Fault, Severity, Trouble
+from elasticd.protocol.model import Fault, Severity, Trouble, WorkerId
 
-_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-SERVER, FIRST, Driven, sent, start = _module.SERVER, _module.FIRST, _module.Driven, _module.sent, _module.start
+from .agent_stories import FIRST, SECOND, SERVER, Driven, sent, start
 
 XID = Trouble(code="xid-79", severity=Severity.STOP, text="the GPU has fallen off the bus", gpu=0)
 FULL = Trouble(code="disk-full-state", severity=Severity.NO_NEW_WORK, text="no room")
@@ -48,9 +38,9 @@ def test_no_worker_is_started_on_a_gpu_in_trouble_unless_an_operator_trusts_it()
     actions = driven.machine.handle(driven.now, ControllerMessage(start(FIRST)))
     (end,) = sent(actions, WorkerExit)
     assert (end.fault, end.reason) == (Fault.SERVER, "GPU 0 takes no new work: the GPU has fallen off the bus")
-    other = ControllerMessage(start(_module.SECOND, gpu=1))
+    other = ControllerMessage(start(SECOND, gpu=1))
     assert any(isinstance(action, StartProcess) for action in driven.machine.handle(driven.now, other))
-    trusted = msgspec.structs.replace(start(_module.WorkerId("digits-1.7")), trusted=("xid-79",))
+    trusted = msgspec.structs.replace(start(WorkerId("digits-1.7")), trusted=("xid-79",))
     actions = driven.machine.handle(driven.now, ControllerMessage(trusted))
     assert any(isinstance(action, StartProcess) for action in actions)
 
@@ -62,5 +52,5 @@ def test_a_trouble_of_the_whole_server_keeps_all_starts_away_and_a_note_none() -
     actions = driven.machine.handle(driven.now, ControllerMessage(start(FIRST)))
     assert any(isinstance(action, StartProcess) for action in actions)
     driven.machine.handle(driven.now, HealthChanged((FULL,)))
-    (end,) = sent(driven.machine.handle(driven.now, ControllerMessage(start(_module.SECOND, gpu=1))), WorkerExit)
+    (end,) = sent(driven.machine.handle(driven.now, ControllerMessage(start(SECOND, gpu=1))), WorkerExit)
     assert end.reason == "this server takes no new work: no room"

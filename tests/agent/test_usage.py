@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -19,13 +18,7 @@ from elasticd.agent.usage import Counted, Present, Reading, Sampler, Uses, desce
 from elasticd.protocol.messages import Acknowledged, AgentHeartbeat, WorkerExit, WorkerUse
 from elasticd.protocol.model import Use, Wiring, WorkerId
 
-_spec = importlib.util.spec_from_file_location("agent_stories", Path(__file__).with_name("agent_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Driven, FIRST, sent = _module.Driven, _module.FIRST, _module.sent
+from .agent_stories import FIRST, Driven, sent
 
 NAME = ("uid", WorkerId("digits-1.0"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pwd
 import signal
@@ -19,17 +18,10 @@ from elasticd.agent import cgroups, config
 from elasticd.agent.cgroups import Cgroups, Limits
 from elasticd.protocol.messages import AgentHeartbeat, AgentHello, StartWorker, WorkerReport
 from elasticd.protocol.model import JobId, WorkerId
+from tests.runtime.held_up import hold_up, is_held_up, needs_stacks
 
 from .accounts_stories import ALICE, BOB, SITE, SOURCE, as_account, only_root, public_directory, uid
 from .test_daemon import JOB, PATIENCE_S, WORKER, Cluster, eventually, start_worker
-
-_spec = importlib.util.spec_from_file_location("held_up", Path(__file__).parents[1] / "runtime" / "held_up.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-hold_up, is_held_up, needs_stacks = _module.hold_up, _module.is_held_up, _module.needs_stacks
 
 pytestmark = only_root
 OTHER_JOB, OTHER = JobId("other-2"), WorkerId("other-2.0")

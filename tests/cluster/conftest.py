@@ -33,8 +33,6 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import CheckpointSpec, GpuRange, JobPhase, JobSpec, Resize
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))  # `verification` and `examples` are not installed
-
 SCRIPT = Path(__file__).with_name("train_small.py")
 PATIENCE_S = 300.0  # with real processes, on a machine that does much else: what takes longer hangs
 ANSWERED_WITHIN_S = (

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,13 +21,7 @@ from elasticd.protocol.messages import Cancel, EventKind, GetUsage, Profile, Ref
 from elasticd.protocol.model import Fault, GpuSeconds, JobPhase, Processes, Resize, WorkerPhase
 from elasticd.protocol.principals import Principal, Role
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, FaultyStore, job_spec = _module.World, _module.FaultyStore, _module.job_spec
+from .world import FaultyStore, World, job_spec
 
 NEAR = 0.2  # GPU-seconds: the test's clock advances by a millisecond per message
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -44,13 +41,8 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import GpuAddress, JobId, ServerId, WorkerId
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, Process, job_spec = _module.World, _module.Process, _module.job_spec
+from .world import Process, World, job_spec
+
 S1 = ServerId("s1")
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticd.controller import answer_cache
 from elasticd.controller.requests.answers import CHANGES
+from elasticd.controller.settings import Settings
 from elasticd.protocol.messages import (
     AdoptServer,
     Cancel,
@@ -54,13 +52,7 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import JobPhase, ServerId, WorkerId
 from elasticd.protocol.principals import LOCAL, LOCAL_OPERATOR, Principal, Role
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec, AgentMessage = _module.World, _module.job_spec, _module.AgentMessage
+from .world import AgentMessage, World, job_spec
 
 ALICE = Principal(role=Role.USER, name="alice", account="alice")
 BOB = Principal(role=Role.USER, name="bob", account="bob")
@@ -195,7 +187,7 @@ def test_the_environment_of_a_job_is_shown_to_those_who_may_act_on_it():
 
 
 def test_what_is_over_and_archived_still_has_its_owner(monkeypatch: pytest.MonkeyPatch):
-    world = World(keeping=_module.Settings.__dataclass_fields__["keeping"].default.__class__(recent=0))
+    world = World(keeping=Settings.__dataclass_fields__["keeping"].default.__class__(recent=0))
     job = running(world, ALICE)
     worker = next(iter(job.workers)).worker
     world.ask(Cancel(job=job.id), who=ALICE)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,13 +10,7 @@ from elasticd.protocol.messages import EventKind, GetJob, Order, Scale
 from elasticd.protocol.model import BatchChange, Scaling, Steady, WorkerPhase
 from elasticd.scheduler.measuring import Measuring
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 FLAT = {1: 10.0, 2: 19.0, 3: 19.0, 4: 19.0}  # steps per second: two GPUs are the optimum
 LINEAR = {share: 10.0 * share for share in range(1, 5)}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 from elasticd.controller.jobs.generations import cut_off, unconnected
@@ -12,13 +9,7 @@ from elasticd.protocol.messages import EventKind, StopWorker
 from elasticd.protocol.model import Fault, WorkerPhase
 from elasticd.protocol.times import CUT_OFF_TIMEOUT_S
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 
 def broken(servers: dict[str, int], low: int = 1) -> tuple[Any, str, list[str]]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 from elasticd.controller.settings import Keeping
@@ -23,13 +20,7 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import After, Deadline, JobId, JobPhase
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 
 def command(name: str, *after: str, **changes: Any) -> Any:

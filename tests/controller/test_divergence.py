@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from elasticd.protocol import exits
 from elasticd.protocol.messages import EventKind
 from elasticd.protocol.model import Fault, JobPhase
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, one_running = _module.World, _module.one_running
+from .world import World, one_running
 
 TOLD = "exit code 82: step 9: it differs from 2 workers that agree in parameter 0.weight"
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +11,7 @@ from elasticd.protocol.messages import AgentHeartbeat, EventKind, GetEvents, Get
 from elasticd.protocol.model import ServerId, WorkerPhase
 from elasticd.runtime import clock
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 JUMPS_S = (3.0, 12.0, 8 * 3600.0, 3.2e7, -0.5, -12.0, -3600.0, -1e9)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -38,17 +36,10 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import JobId, JobPhase, WorkerPhase
 
 from ..etcds import PASSWORD, USER, Etcd, needed
-
-_spec = importlib.util.spec_from_file_location("controller_daemon_stories", Path(__file__).with_name("test_daemon.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_daemon_stories"] = _module
-_spec.loader.exec_module(_module)
-SPEC, status, PATIENCE_S = _module.SPEC, _module.status, _module.PATIENCE_S
+from .test_daemon import PATIENCE_S, SPEC, Controller, status
 
 
-class OnEtcd(_module.Controller):  # type: ignore[misc, name-defined]
+class OnEtcd(Controller):
     """A controller with its store in `etcd`."""
 
     def __init__(self, directory: Path, etcd: Etcd) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,13 +22,7 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.principals import LOCAL_OPERATOR, Principal, Role
 from elasticd.protocol.streams import MAX_COMMAND_BYTES, MAX_INPUT_BYTES, Chunk, Input, Output, Terminal
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec, AgentMessage = _module.World, _module.job_spec, _module.AgentMessage
+from .world import AgentMessage, World, job_spec
 
 ALICE = Principal(role=Role.USER, name="alice", account="alice")
 BOB = Principal(role=Role.USER, name="bob", account="bob")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -46,13 +43,7 @@ from elasticd.protocol.texts import RELEASED
 from elasticd.scheduler.quotas.terms import Quota, Quotas
 from elasticd.scheduler.scheduler import Stages
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, Agent, job_spec = _module.World, _module.Agent, _module.job_spec
+from .world import Agent, World, job_spec
 
 ALICE, BOB = (Principal(role=Role.USER, name=name) for name in ("alice", "bob"))
 Situation = Callable[[], tuple[Any, Any]]  # a test cluster, and the job in question

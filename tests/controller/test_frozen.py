@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
@@ -17,14 +16,7 @@ import yaml
 
 from elasticd.ctl.client import Client
 from elasticd.protocol.messages import Ping, Pong
-
-_spec = importlib.util.spec_from_file_location("held_up", Path(__file__).parents[1] / "runtime" / "held_up.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-hold_up, is_held_up, needs_stacks = _module.hold_up, _module.is_held_up, _module.needs_stacks
+from tests.runtime.held_up import hold_up, is_held_up, needs_stacks
 
 PATIENCE_S = 120.0
 WATCHDOG_S = 2.0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +9,7 @@ import pytest
 from elasticd.protocol.messages import GetJob, Profile, Refused, Scale, Scaled, Submit, Submitted
 from elasticd.protocol.model import Determinism, JobPhase, Severity, Trouble, WorkerPhase
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 A100, V100 = ("NVIDIA A100-SXM4-40GB", 40 << 30), ("Tesla V100-SXM2-16GB", 16 << 30)
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from elasticd.protocol import exits
 from elasticd.protocol.messages import CordonServer, EventKind, GetJob, Scale, StartWorker
 from elasticd.protocol.model import CordonKind, Fault, JobPhase, WorkerPhase
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, one_running, job_spec = _module.World, _module.one_running, _module.job_spec
+from .world import World, job_spec, one_running
 
 TOLD = "exit code 84: global_step is 150 on digits-1.0 and 0 on digits-1.1 (train.py:41); register it: run.state(global_step=0)"
 NAMED = "register it: run.state(global_step=0)"

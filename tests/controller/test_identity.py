@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ from elasticd.controller.inbound.restored import MAX_NUMBER
 from elasticd.controller.recovery import differences
 from elasticd.controller.state import servers
 from elasticd.protocol.messages import (
+    Acknowledged,
     AdoptServer,
     AgentHeartbeat,
     Cancel,
@@ -30,15 +28,9 @@ from elasticd.protocol.messages import (
     StopWorker,
     Submit,
 )
-from elasticd.protocol.model import JobPhase, ServerId, WorkerPhase
+from elasticd.protocol.model import Gpu, GpuKind, JobPhase, Server, ServerId, WorkerPhase
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, Agent, job_spec = _module.World, _module.Agent, _module.job_spec
+from .world import Agent, World, job_spec
 
 S1 = ServerId("s1")
 
@@ -47,8 +39,8 @@ def world_of(*servers: str, gpus: int = 2) -> Any:
     """Servers with agents that have an identity and know their cluster."""
     world = World({})
     for name in servers or ("s1",):
-        slots = tuple(_module.Gpu(index=i, kind=_module.GpuKind.CPU, name="CPU slot") for i in range(gpus))
-        server = _module.Server(server=ServerId(name), address="127.0.0.1", gpus=slots)
+        slots = tuple(Gpu(index=i, kind=GpuKind.CPU, name="CPU slot") for i in range(gpus))
+        server = Server(server=ServerId(name), address="127.0.0.1", gpus=slots)
         world.agents[ServerId(name)] = Agent(server, identity=f"{name}-first")
         world.hello(name)
     world.turn()
@@ -252,7 +244,7 @@ def test_an_operator_takes_a_server_over_and_its_workers_save_before_it_joins() 
     assert [(stop.worker, stop.save, stop.uid) for stop in stops] == [(w, True, job.uid) for w in running]
     world.reap()
     assert not world.agents[S1].exited
-    assert world.messages(_module.Acknowledged)[-1].sent != world.agents[S1].received  # so that the agent sends a hello
+    assert world.messages(Acknowledged)[-1].sent != world.agents[S1].received  # so that the agent sends a hello
     world.hello("s1")
     world.turn()
     assert world.agents[S1].cluster == world.machine.cluster.id

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,13 +27,7 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import Idle, JobPhase, Notify, Use, WorkerPhase
 from elasticd.protocol.times import USE_STALE_S
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec, one_running = _module.World, _module.job_spec, _module.one_running
+from .world import World, job_spec, one_running
 
 RULES = Idle(warn_s=60.0, suspend_s=200.0)
 Uses = dict[str, WorkerUse]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from elasticd.protocol.messages import (
@@ -28,13 +24,7 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import CordonKind, Deadline, ServerId
 from elasticd.protocol.principals import Principal, Role
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec, one_running = _module.World, _module.job_spec, _module.one_running
+from .world import World, job_spec, one_running
 
 
 def lent(world, gpus: int, for_s: float = 60.0, **changes) -> GpusLent:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -17,13 +13,7 @@ from elasticd.protocol.model import JobPhase, WorkerPhase
 from elasticd.scheduler.length_statistics import AS_TOLD, NOTHING_ENDED
 from elasticd.scheduler.view import UNKNOWN_S
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 ALONE = {1: 10.0}  # steps per second
 

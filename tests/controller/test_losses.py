@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from elasticd.protocol.messages import (
     EventKind,
     Order,
@@ -14,13 +10,8 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import JobPhase, WorkerPhase
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec, one_running = _module.World, _module.job_spec, _module.one_running
+from .world import World, job_spec, one_running
+
 T, B = WorkerPhase.TRAINING, WorkerPhase.BROKEN
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import email
 import http.server
-import importlib.util
 import json
 import socket
 import stat
@@ -28,13 +27,7 @@ from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.messages import Cancel, EventKind, Submit
 from elasticd.protocol.model import JobId, Notify
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 HOSTILE = "a job\r\nBcc: all@example.org\n\n$(touch /tmp/hacked) `id` ' \" \\ \x00 ü"
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -60,13 +57,7 @@ from elasticd.scheduler.policies import POLICIES
 from elasticd.scheduler.scheduler import load_scheduler
 from elasticd.scheduler.speedup_curve import Measured
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 S1 = ServerId("s1")
 NAN, INF = math.nan, math.inf

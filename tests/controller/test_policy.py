@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,19 +10,13 @@ import pytest
 
 from elasticd.controller.events import Reconfigured
 from elasticd.controller.records import POLICY_KEY, PolicyRecord
-from elasticd.protocol.messages import EventKind, GetPolicy, PolicySet, Refused, Scale, SetPolicy, Submitted
+from elasticd.protocol.messages import EventKind, GetPolicy, PolicySet, Refused, Scale, SetPolicy, Submit, Submitted
 from elasticd.protocol.model import JobPhase
 from elasticd.scheduler.placement.fewest_servers import Placements
 from elasticd.scheduler.placement.registry import FEWEST_SERVERS
 from elasticd.scheduler.scheduler import Stages, load_scheduler
 
-_spec = importlib.util.spec_from_file_location("controller_world_of_policies", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 STOPS = {EventKind.PREEMPTED, EventKind.RESTARTED}
 
@@ -211,7 +202,7 @@ def test_a_bounded_cluster_refuses_what_could_never_run_and_who_comes_when_too_m
 
 
 def _submission(**changes: Any) -> Any:
-    return _module.Submit(spec=job_spec(**changes))
+    return Submit(spec=job_spec(**changes))
 
 
 # ------------------------------------------------------------------------------------------------- cyclic exchanges

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,7 @@ from elasticd.scheduler.policies import POLICIES
 from elasticd.scheduler.policies.base import Shares
 from elasticd.scheduler.policies.max_min import MaxMin
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:

@@ -4,10 +4,6 @@ missed.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from elasticd.controller.jobs.throughput import fingerprint
@@ -35,13 +31,7 @@ from elasticd.protocol.model import (
 )
 from elasticd.scheduler.speedup_curve import Measured
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import Agent, World, job_spec
 
 LINEAR = {1: 1.0, 2: 2.0, 4: 4.0}  # steps per second
 
@@ -237,7 +227,7 @@ def test_more_gpus_than_were_told_to_save_a_deadline_save_it() -> None:
     train(world, job, 40, 1.0 / len(job.record.target))
     more = promise(world, job).offer.more_gpus
     gpus = tuple(Gpu(index=index, kind=GpuKind.CPU, name="CPU slot") for index in range(more))
-    world.agents[ServerId("s2")] = _module.Agent(Server(server=ServerId("s2"), address="127.0.0.1", gpus=gpus))
+    world.agents[ServerId("s2")] = Agent(Server(server=ServerId("s2"), address="127.0.0.1", gpus=gpus))
     world.hello("s2")
     world.turn()
     assert promise(world, job).state is PromiseState.HOLDS

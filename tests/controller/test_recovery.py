@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,13 +26,8 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import GpuRange, JobId, JobPhase, ServerId, Steady, WorkerId, WorkerPhase
 from elasticd.scheduler.measuring import Measuring
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
+
 STILL = (WorkerPhase.READY, WorkerPhase.BROKEN)
 
 

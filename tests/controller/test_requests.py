@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
+from elasticd.controller.events import AgentMessage
 from elasticd.protocol.messages import (
     EventKind,
     GetEvents,
@@ -24,13 +21,8 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import GpuRange, ServerId, WorkerId, WorkerPhase
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec, one_running = _module.World, _module.job_spec, _module.one_running
+from .world import World, job_spec, one_running
+
 B = WorkerPhase.BROKEN
 
 
@@ -103,7 +95,7 @@ def test_a_log_is_relayed_from_the_agent_and_refused_when_it_does_not_come():
     assert world.ask(GetLog(job=job.id, worker=worker), "log1") is None
     assert world.messages(ReadLog)[-1].request == "log1"
     piece = LogPiece(request="log1", data=b"line\n", next_offset=5, end=False)
-    world.feed(_module.AgentMessage(ServerId("s1"), piece))
+    world.feed(AgentMessage(ServerId("s1"), piece))
     assert world.answers["log1"] == Log(data=b"line\n", next_offset=5, end=False)
     world.ask(GetLog(job=job.id, worker=worker), "log2")
     world.pass_time(6)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +11,7 @@ from elasticd.protocol.model import JobPhase, Severity, Trouble, WorkerPhase
 from elasticd.protocol.times import JOIN_NOTICE_S
 from elasticd.scheduler.policies import POLICIES
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 AFTER_S = 30.0
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,19 +17,8 @@ from elasticd.controller.recovery import differences, durable
 from elasticd.protocol.messages import GetJob, StopWorker
 from elasticd.protocol.model import Fault, GpuAddress, JobPhase, ServerId, WorkerPhase
 
-
-def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"controller_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[f"controller_{name}"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-_world, _living = load("world"), load("test_recovery")
-World, job_spec = _world.World, _world.job_spec
+from .test_recovery import HostileWorld, disturb
+from .world import World, job_spec
 
 
 def assert_equal(world: Any) -> None:
@@ -136,9 +122,9 @@ def test_growth_is_held_back_though_the_controller_was_restarted() -> None:
 @given(st.integers(0, 2**32))
 def test_at_any_moment_a_recovered_machine_equals_the_one_before_it(seed: int) -> None:
     rng = random.Random(seed)
-    world = _living.HostileWorld({"s1": 2, "s2": 2})
+    world = HostileWorld({"s1": 2, "s2": 2})
     for _ in range(60):
-        _living.disturb(world, rng)
+        disturb(world, rng)
         assert_equal(world)
         if rng.random() < 0.1:
             for worker in [w for agent in world.agents.values() for w in agent.running]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 from elasticd.controller.reconcile.saving import save_grace_s, turn_of
@@ -12,13 +9,7 @@ from elasticd.protocol.messages import Cancel, EventKind, StopWorker
 from elasticd.protocol.model import WorkerPhase
 from elasticd.protocol.times import STOP_AGAIN_S, STOP_GRACE_S
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 
 def preempted() -> tuple[Any, str, list[str], int]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import msgspec
 
+from elasticd.controller.events import AgentMessage
 from elasticd.controller.inbound.joining import stale
 from elasticd.protocol.messages import (
+    Acknowledged,
     AgentHeartbeat,
     EventKind,
     StartWorker,
@@ -17,13 +15,7 @@ from elasticd.protocol.messages import (
 )
 from elasticd.protocol.model import ServerId, WorkerId, WorkerPhase
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec, one_running = _module.World, _module.job_spec, _module.one_running
+from .world import World, job_spec, one_running
 
 
 def test_a_silent_server_is_lost_and_its_stale_workers_are_stopped_when_it_is_back():
@@ -80,8 +72,8 @@ def test_a_start_that_got_lost_is_repeated_at_the_next_hello():
 def test_a_heartbeat_is_answered_with_the_number_of_messages_sent():
     world = World()
     one_running(world, 2)
-    world.feed(_module.AgentMessage(ServerId("s1"), AgentHeartbeat(server=ServerId("s1"))))
-    acknowledged = world.messages(_module.Acknowledged)[-1]
+    world.feed(AgentMessage(ServerId("s1"), AgentHeartbeat(server=ServerId("s1"))))
+    acknowledged = world.messages(Acknowledged)[-1]
     assert acknowledged.sent == world.agents[ServerId("s1")].received
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from msgspec.structs import replace
 
 from elasticd.controller.events import AgentMessage
@@ -13,13 +9,7 @@ from elasticd.protocol.exits import NO_CHECKPOINT
 from elasticd.protocol.messages import EventKind, GetJob, GetServers, StartWorker, WorkerReport
 from elasticd.protocol.model import JobPhase, ServerId, WorkerPhase
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 
 def saved_job(world, gpus: int = 1, step: int = 50):

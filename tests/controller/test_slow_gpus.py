@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +16,7 @@ from elasticd.protocol.times import FIRST_SLOW_BACK_OFF_S
 from elasticd.scheduler.policies import NAMES
 from elasticd.scheduler.scheduler import Stages
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 ALICE, BOB = (Principal(role=Role.USER, name=name, account=name) for name in ("alice", "bob"))
 STEP_S = 0.4

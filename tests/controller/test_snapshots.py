@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,13 +26,7 @@ from elasticd.protocol.model import ServerId, Snapshot
 from elasticd.protocol.principals import Principal, Role
 from elasticd.protocol.snapshots import digest_of, part_of
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 DATA = bytes(range(251)) * 2500  # two parts
 SNAPSHOT = Snapshot(digest=digest_of(DATA), bytes=len(DATA))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -13,13 +10,7 @@ from msgspec.structs import replace
 from elasticd.protocol.messages import EventKind, GetJob
 from elasticd.protocol.model import Straggler, WorkerPhase
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 
 def training(world) -> tuple[str, list[str], int]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,19 +18,8 @@ from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.messages import Pause
 from elasticd.protocol.model import JobPhase, ServerId, WorkerPhase
 
-
-def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"controller_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[f"controller_{name}"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-_world, _living = load("world"), load("test_recovery")
-World, job_spec = _world.World, _world.job_spec
+from .test_recovery import HostileWorld, disturb
+from .world import World, job_spec
 
 
 class _EarlierState(msgspec.Struct):
@@ -148,11 +134,11 @@ def test_all_parts_of_a_state_are_read_whatever_their_order() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_kept_of_workers_is_what_looking_at_all_of_them_finds(seed: int) -> None:
     rng = random.Random(seed)
-    world = _living.HostileWorld({"s1": 2, "s2": 2})
+    world = HostileWorld({"s1": 2, "s2": 2})
     world.settings["whole_workers"] = 1
     world.restart()
     for _ in range(40):
-        _living.disturb(world, rng)
+        disturb(world, rng)
         for job in world.machine.cluster.jobs.values():
             terms = SharedFacts(job.newest, job.committed_order, job.elastic, job.final, job.watched_s)
             anew, kept = WorkerSets(), job.worker_sets

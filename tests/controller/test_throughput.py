@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from elasticd.controller.jobs.throughput import KEPT_KINDS, KEPT_S, PREFIX, History, estimated, fingerprint
@@ -14,13 +10,7 @@ from elasticd.protocol.model import Steady, WorkerPhase
 from elasticd.scheduler.measuring import Measuring
 from elasticd.scheduler.speedup_curve import Measured, fewest_servers
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 LINEAR = {share: 10.0 * share for share in range(1, 9)}
 FLAT_FROM_2 = {1: 10.0, **dict.fromkeys(range(2, 9), 19.0)}

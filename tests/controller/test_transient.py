@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from elasticd.controller.recovery import differences
 from elasticd.controller.state.idle import IdleRecord, record, recovered
 from elasticd.protocol.messages import EndLoan, GetJob, GpusLent, LendGpus
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.transient import LEAST, Idle
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec = _module.World, _module.job_spec
+from .world import World, job_spec
 
 S1 = ServerId("s1")
 ROUNDS = LEAST + 1

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from elasticd.controller.events import AgentMessage
 from elasticd.controller.reconcile.health import TRIES_ON_ONE_SERVER
 from elasticd.controller.taints import MOST_OF_WHOLE
 from elasticd.protocol.messages import (
+    AgentHeartbeat,
     CordonServer,
     EventKind,
     GetJob,
@@ -29,13 +28,8 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import Fault, GpuAddress, JobPhase, ServerId, Severity, Trouble, WorkerPhase
 from elasticd.protocol.principals import Principal, Role
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-World, job_spec, one_running = _module.World, _module.job_spec, _module.one_running
+from .world import World, job_spec, one_running
+
 ALICE = Principal(role=Role.USER, name="alice", account="alice")
 
 
@@ -364,8 +358,8 @@ def test_an_agent_that_tells_nonsense_bars_nothing_else():
     world = World({"s1": 1})
     odd = [trouble(7), trouble(0, code=""), trouble(0, code="x" * 100), trouble(-1), trouble(0, code="a\nb")]
     agent = world.agents[ServerId("s1")]
-    beat = _module.AgentHeartbeat(server=ServerId("s1"), troubles=tuple(odd * 1000))
-    world.feed(_module.AgentMessage(ServerId("s1"), beat, agent.identity))
+    beat = AgentHeartbeat(server=ServerId("s1"), troubles=tuple(odd * 1000))
+    world.feed(AgentMessage(ServerId("s1"), beat, agent.identity))
     world.turn()
     assert not servers(world)["s1"].barred
     job = world.submit()

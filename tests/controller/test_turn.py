@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,13 +61,7 @@ from elasticd.protocol.messages import (
 from elasticd.protocol.model import Gpu, GpuKind, JobId, JobPhase, Server, ServerId, WorkerId
 from elasticd.scheduler.scheduler import load_scheduler
 
-_spec = importlib.util.spec_from_file_location("controller_world", Path(__file__).with_name("world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world"] = _module
-_spec.loader.exec_module(_module)
-FaultyStore, job_spec = _module.FaultyStore, _module.job_spec
+from .world import FaultyStore, job_spec
 
 S1 = ServerId("s1")
 FULL = StoreUnavailable("cluster.db: database or disk is full")

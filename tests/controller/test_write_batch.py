@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +13,7 @@ from elasticd.controller.turn import Turn
 from elasticd.controller.write_batch import changes_of
 from elasticd.protocol.messages import AgentHeartbeat, Answer, Envelope, Refused, Reply, Submit, Submitted
 
-_spec = importlib.util.spec_from_file_location("controller_turn_stories", Path(__file__).with_name("test_turn.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_turn_stories"] = _module
-_spec.loader.exec_module(_module)
-Driven, FaultyStore, job_spec = _module.Driven, _module.FaultyStore, _module.job_spec
+from .test_turn import S1, Driven, FaultyStore, job_spec
 
 FULL = StoreUnavailable("database or disk is full")
 UNKNOWN = StoreUnavailable("no answer", outcome_unknown=True)
@@ -179,7 +170,7 @@ def test_a_heartbeat_never_rewrites_a_job() -> None:
     driven.replies()
     for _ in range(20):
         driven.now += 1.0
-        driven.turn.take(driven.now, AgentMessage(_module.S1, AgentHeartbeat(server=_module.S1)))
+        driven.turn.take(driven.now, AgentMessage(S1, AgentHeartbeat(server=S1)))
         driven.finish()
     specs = [key for key in driven.store.records if key.endswith("/spec")]
     assert len(specs) == 2

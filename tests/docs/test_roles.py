@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,14 +14,9 @@ from elasticd.protocol.messages import CordonServer, Refused, Request, SetPolicy
 from elasticd.protocol.model import ResumeFrom, ServerId, Snapshot
 from elasticd.protocol.principals import Principal, Role
 from elasticd.protocol.streams import Input
+from tests.controller.world import World, job_spec
 
 ROOT = Path(__file__).parents[2]
-_spec = importlib.util.spec_from_file_location("controller_world_of_roles", ROOT / "tests/controller/world.py")
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["controller_world_of_roles"] = _module
-_spec.loader.exec_module(_module)
 
 ALICE = Principal(role=Role.USER, name="alice", account="alice")
 COLUMNS = {
@@ -50,7 +43,7 @@ def made(name: str, job: Any) -> Request:
     """A request, about `job` if it is about a job."""
     snapshot = Snapshot(digest="0" * 64, bytes=1)
     values: dict[str, Any] = {
-        "spec": _module.job_spec(), "snapshot": snapshot, "part": 0, "data": b"", "job": job.id, "share": 1, "for_s": 60.0,
+        "spec": job_spec(), "snapshot": snapshot, "part": 0, "data": b"", "job": job.id, "share": 1, "for_s": 60.0,
         "server": ServerId("s1"), "gpus": 1, "loan": "loan-1", "worker": next(iter(job.workers)).worker, "offset": 0,
         "document": {"policy": "fifo"}, "exec": "no such", "input": Input(), "command": ("true",),
     }  # fmt: skip
@@ -76,8 +69,8 @@ def test_a_controller_allows_what_the_table_says(row: list[str]) -> None:
     for name in named(row):
         answers = {}
         for column, who in COLUMNS.items():
-            world = _module.World()
-            job = world.submit(_module.job_spec(), ALICE)
+            world = World()
+            job = world.submit(job_spec(), ALICE)
             world.settle(job.id)
             answer = world.ask(made(name, job), who=who)
             answers[column] = "no" if isinstance(answer, Refused) and answer.not_allowed else "yes"
@@ -85,11 +78,11 @@ def test_a_controller_allows_what_the_table_says(row: list[str]) -> None:
 
 
 def test_a_submission_that_goes_on_from_another_users_job_is_refused() -> None:
-    world = _module.World()
-    job = world.submit(_module.job_spec(), ALICE)
+    world = World()
+    job = world.submit(job_spec(), ALICE)
     world.settle(job.id)
     world.ask(messages.Cancel(job=job.id), who=ALICE)
-    request = messages.Submit(spec=_module.job_spec("next", resume=ResumeFrom(job=job.id)))
+    request = messages.Submit(spec=job_spec("next", resume=ResumeFrom(job=job.id)))
     refused = world.ask(request, who=COLUMNS["user: another's"])
     assert isinstance(refused, Refused)
     assert refused.not_allowed

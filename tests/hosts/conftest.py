@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))
 
 if TYPE_CHECKING:
     from verification.hosts.lab import Lab

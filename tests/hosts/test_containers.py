@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))
+from tests.images import IMAGE, archive, containers_of, mounts, needed
 
-from tests.images import IMAGE, archive, containers_of, mounts, needed  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.campaign]
 

@@ -13,7 +13,6 @@ Output on a page must appear; digits, spaces and the rest after a "…" may diff
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sysconfig
 import time
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.systemd.conftest import run_make
 
 pytestmark = pytest.mark.cluster
 
@@ -126,14 +127,8 @@ class Desk:
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of `make install`, with PyTorch."""
-    path = ROOT / "tests" / "systemd" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("systemd_conftest", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     stage = tmp_path_factory.mktemp("stage")
-    module.run_make(stage)
+    run_make(stage)
     stage.chmod(0o755)
     packages = Path(sysconfig.get_path("purelib"))
     if not packages.is_relative_to(ROOT):

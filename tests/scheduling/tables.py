@@ -1,4 +1,4 @@
-"""Tables of jobs from short descriptions, and queries of policies. Tests import this as `scheduling_tables` (see conftest.py)."""
+"""Tables of jobs from short descriptions, and queries of policies."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, ask, by_name, given_to, job, linear, policy, reasons, table
 
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.curves import Curves
@@ -22,6 +21,8 @@ from elasticd.scheduler.policies.afs import Unbeaten
 from elasticd.scheduler.view import UNKNOWN_S, JobTable, ReasonCode
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
+
+from .tables import Case, Described, ask, by_name, given_to, job, linear, policy, reasons, table
 
 HOUR_S = 3600.0
 

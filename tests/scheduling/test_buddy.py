@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_tables import anywhere, gpus, servers
 
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.placement.buddy import Buddy, BuddyParameters
 from elasticd.scheduler.view import Gpus, ServerInView
+
+from .tables import anywhere, gpus, servers
 
 BUDDY = Buddy(BuddyParameters())
 

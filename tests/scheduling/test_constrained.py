@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import Described, described, job, policy, table
 
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.kinds import ANY, Demand, GpuSort
@@ -19,6 +18,8 @@ from elasticd.scheduler.plan import at_once, plan
 from elasticd.scheduler.policies import POLICIES
 from elasticd.scheduler.scheduler import load_stages
 from elasticd.scheduler.view import ClusterView, Gpus, ServerInView, gpus_by_sort, limit_for
+
+from .tables import Described, described, job, policy, table
 
 A, V, T = (
     GpuSort("NVIDIA A100-SXM4-40GB", 40 << 30),

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from scheduling_tables import Described, job, table
 
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.deadlines.allocation import allocate, soft_too
@@ -23,6 +22,8 @@ from elasticd.scheduler.deadlines.timeline import Timeline, Want
 from elasticd.scheduler.levels import Levels, levels
 from elasticd.scheduler.schedule import Schedule
 from elasticd.scheduler.view import ClusterView, Reservation, ServerInView
+
+from .tables import Described, job, table
 
 FIGURE_3 = levels([0, 1, 1.5])
 FIGURE_4 = levels([0, 1, 1.5, 1.75, 2])

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import Described, cases, job, policy, table
 
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import ServerId
@@ -20,6 +19,8 @@ from elasticd.scheduler.plan import ChangeKind, plan
 from elasticd.scheduler.policies import POLICIES, load_policy
 from elasticd.scheduler.scheduler import load_scheduler
 from elasticd.scheduler.view import ClusterView, Gpus, ReasonCode, ServerInView
+
+from .tables import Described, cases, job, policy, table
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "policies"
 NAMES = st.sampled_from([kind.name for kind in POLICIES])

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, linear, policy, reasons, table
 
 from elasticd.scheduler.view import UNKNOWN_S, ReasonCode
+
+from .tables import Case, Described, ask, by_name, cases, given_to, job, linear, policy, reasons, table
 
 ELASTIC = st.sampled_from(["elastic-fifo", "elastic-backfill"])
 

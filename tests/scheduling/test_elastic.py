@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_tables import (
+
+from elasticd.protocol.errors import OperatorError
+from elasticd.protocol.model import JobId
+from elasticd.scheduler.arrays import Floats
+from elasticd.scheduler.curves import Curves
+from elasticd.scheduler.length_statistics import NOTHING_ENDED, Ended
+from elasticd.scheduler.policies import expected_lengths
+from elasticd.scheduler.policies import waiting_worth as worth_module
+from elasticd.scheduler.policies.waiting_worth import with_minimum, worths
+from elasticd.simulator.engine import Simulation
+from elasticd.simulator.workload import Workload, servers
+
+from .tables import (
     Case,
     Described,
     ask,
@@ -25,17 +37,6 @@ from scheduling_tables import (
     speedups,
     table,
 )
-
-from elasticd.protocol.errors import OperatorError
-from elasticd.protocol.model import JobId
-from elasticd.scheduler.arrays import Floats
-from elasticd.scheduler.curves import Curves
-from elasticd.scheduler.length_statistics import NOTHING_ENDED, Ended
-from elasticd.scheduler.policies import expected_lengths
-from elasticd.scheduler.policies import waiting_worth as worth_module
-from elasticd.scheduler.policies.waiting_worth import with_minimum, worths
-from elasticd.simulator.engine import Simulation
-from elasticd.simulator.workload import Workload, servers
 
 half = tuple(math.sqrt(n) for n in range(65))
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, ask, by_name, cases, job, policy, reasons, table
 
 from elasticd.scheduler.policies import Shares
 from elasticd.scheduler.policies.reviews import LATE_S
+
+from .tables import Case, Described, ask, by_name, cases, job, policy, reasons, table
 
 SLICE_S = 60.0
 

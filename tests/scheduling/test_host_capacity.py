@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import job, policy, table
 
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.amounts import Amounts, Capacity, Need
 from elasticd.scheduler.kinds import Demand
 from elasticd.scheduler.pipeline import Decision, decide
 from elasticd.scheduler.view import ClusterView, Gpus, ServerInView, gpus_by_sort, limit_for
+
+from .tables import job, policy, table
 
 POLICIES = ("max-min", "fifo", "elastic", "afs-l")
 

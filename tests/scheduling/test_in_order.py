@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, policy, reasons, table
 
 from elasticd.scheduler.view import UNKNOWN_S, ReasonCode
+
+from .tables import Case, Described, ask, by_name, cases, given_to, job, policy, reasons, table
 
 IN_ORDER = st.sampled_from(["fifo", "backfill", "yarn-cs"])
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, reasons, table
 
 from elasticd.scheduler.policies.max_min import level
 from elasticd.scheduler.view import ReasonCode
+
+from .tables import Case, Described, ask, by_name, cases, given_to, job, reasons, table
 
 
 def fairest(admitted: list[Described], total: int) -> list[int]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import job, table
 
 from elasticd.scheduler.arrays import Floats, Ints
 from elasticd.scheduler.order import serve, serve_anew, smallest, take
 from elasticd.scheduler.view import JobTable, Order
 from elasticd.scheduler.waiting_queue import WaitingQueue
+
+from .tables import job, table
 
 KEYS = st.sampled_from([0.0, 1.0, 1.5, 7.0])
 JOBS = st.lists(st.tuples(KEYS, st.integers(1, 6), st.booleans()), min_size=1, max_size=12)

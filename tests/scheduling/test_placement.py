@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import anywhere, gpus, servers
 
 from elasticd.protocol.model import GpuAddress, ServerId
 from elasticd.scheduler.placement.fewest_servers import IncrementalFewestServers, Placements, addresses, in_order, place
 from elasticd.scheduler.view import Gpus, ServerInView
+
+from .tables import anywhere, gpus, servers
 
 Counts = tuple[int, ...]  # a job's GPUs on each server
 

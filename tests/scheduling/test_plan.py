@@ -10,8 +10,6 @@ from dataclasses import replace
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_tables import Described, gpus, job, policy, table
-from scheduling_tables import servers as make_servers
 
 from elasticd.scheduler.pipeline import Decision, decide
 from elasticd.scheduler.placement.buddy import Buddy, BuddyParameters
@@ -20,6 +18,9 @@ from elasticd.scheduler.plan import Change, ChangeKind, at_once, plan, standstil
 from elasticd.scheduler.policies import POLICIES
 from elasticd.scheduler.sets import union
 from elasticd.scheduler.view import ClusterView, Gpus, ReasonCode
+
+from .tables import Described, gpus, job, policy, table
+from .tables import servers as make_servers
 
 
 def view(

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scheduling_tables import Case, ask, cases, job, policy, speedups, table
 
 from elasticd.agent import config as agent_config
 from elasticd.controller import config as controller_config
@@ -25,6 +24,8 @@ from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.policies import POLICIES
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
+
+from .tables import Case, ask, cases, job, policy, speedups, table
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = [kind.name for kind in POLICIES]

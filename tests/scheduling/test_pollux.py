@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, linear, policy, reasons, table
 
 from elasticd.scheduler.policies import pollux
 from elasticd.scheduler.policies.power_mean import FLOOR, divide, total, worth
+
+from .tables import Case, Described, ask, by_name, cases, given_to, job, linear, policy, reasons, table
 
 WAITING = policy("pollux", start_at_once=False)
 BETWEEN_S = 90.0  # not a time at which GPUs are divided

@@ -6,7 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from scheduling_tables import job, servers, table
 
 from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.deadline_guard import Needs, raised
@@ -20,6 +19,8 @@ from elasticd.scheduler.policies.base import Shares
 from elasticd.scheduler.reasons import Reasons
 from elasticd.scheduler.sharing import Sharing
 from elasticd.scheduler.view import ClusterView, JobTable, Reason, ReasonCode
+
+from .tables import job, servers, table
 
 CONCAVE = levels_of(Curves((np.arange(9.0) ** 0.5)[None, :]), 0, 1, 8, powers=False)
 

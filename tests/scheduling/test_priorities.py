@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, ask, cases, job, policy, table
 
 from elasticd.protocol.errors import UserError
 from elasticd.protocol.model import ServerId
@@ -23,6 +22,8 @@ from elasticd.simulator import traces
 from elasticd.simulator.assign import assign
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import servers
+
+from .tables import Case, Described, ask, cases, job, policy, table
 
 HEEDING = [name for name in NAMES if name not in IGNORING]
 every_heeding_policy = pytest.mark.parametrize("name", HEEDING)

@@ -8,7 +8,6 @@ from collections.abc import Collection
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import Described, job, policy, table
 
 from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import ServerId
@@ -18,6 +17,8 @@ from elasticd.scheduler.quotas.dividing import Tenancy
 from elasticd.scheduler.quotas.terms import Group, Quota, Quotas
 from elasticd.scheduler.scheduler import document, load_scheduler
 from elasticd.scheduler.view import ClusterView, ReasonCode, ServerInView
+
+from .tables import Described, job, policy, table
 
 TWO = Quotas(users={"alice": Quota(gpus=4), "bob": Quota(gpus=2)})
 

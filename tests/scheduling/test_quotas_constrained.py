@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import Described, job, policy, servers, table
 
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.kinds import ANY, Demand, GpuSort
@@ -28,6 +27,8 @@ from elasticd.scheduler.view import (
     gpus_by_sort,
     limit_for,
 )
+
+from .tables import Described, job, policy, servers, table
 
 A, V = GpuSort("NVIDIA A100-SXM4-40GB", 40 << 30), GpuSort("Tesla V100-SXM2-16GB", 16 << 30)
 OF = {"A": Demand(types=("A100",)), "V": Demand(types=("V100",)), "": ANY, "both": Demand(mixes=True)}

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import job, policy, servers, table
 
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.kinds import Demand
@@ -18,6 +17,8 @@ from elasticd.scheduler.policies import POLICIES, RIGID
 from elasticd.scheduler.reservation import Queue, reserve
 from elasticd.scheduler.sets import union
 from elasticd.scheduler.view import ClusterView, Gpus, ReasonCode, ServerInView, gpus_by_sort, limit_for
+
+from .tables import job, policy, servers, table
 
 NAMES = [kind.name for kind in POLICIES]
 AFTER_S = 100.0

@@ -10,13 +10,14 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, cases, job, policy, table
 
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.kinds import ANY
 from elasticd.scheduler.pipeline import Decision, decide
 from elasticd.scheduler.policies import NAMES
 from elasticd.scheduler.view import ClusterView, Excluded, Gpus, Limit, ServerInView, Use
+
+from .tables import Case, Described, cases, job, policy, table
 
 SAID = re.compile(r"waits for (\d+) GPUs?: (\d+) of (\d+) (.*)")
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, policy, reasons, table
 
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.curves import Curves
 from elasticd.scheduler.view import ReasonCode
 from elasticd.simulator.engine import Simulation
 from elasticd.simulator.workload import Workload, servers
+
+from .tables import Case, Described, ask, by_name, cases, given_to, job, policy, reasons, table
 
 HOUR_S = 3600.0
 RIGID = {"srtf": lambda left_s, gpus: left_s, "srsf": lambda left_s, gpus: left_s * gpus}

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scheduling_tables import (
+
+from elasticd.scheduler.arrays import Floats, Ints
+from elasticd.scheduler.policies.themis import (
+    _after_payments,
+    _auction,
+    _bids,
+    isolated_times_s,
+    shared_times_s,
+)
+from elasticd.scheduler.view import JobTable, ReasonCode
+
+from .tables import (
     Case,
     Described,
     ask,
@@ -24,16 +35,6 @@ from scheduling_tables import (
     reasons,
     table,
 )
-
-from elasticd.scheduler.arrays import Floats, Ints
-from elasticd.scheduler.policies.themis import (
-    _after_payments,
-    _auction,
-    _bids,
-    isolated_times_s,
-    shared_times_s,
-)
-from elasticd.scheduler.view import JobTable, ReasonCode
 
 ALL_BID = policy("themis", fairness=0.0)
 BETWEEN_LEASES_S = 250.0

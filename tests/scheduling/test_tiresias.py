@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import Case, Described, ask, by_name, cases, given_to, job, linear, policy, reasons, table
 
 from elasticd.protocol.errors import OperatorError
 from elasticd.scheduler.policies import Policy
 from elasticd.scheduler.view import ReasonCode
+
+from .tables import Case, Described, ask, by_name, cases, given_to, job, linear, policy, reasons, table
 
 TIRESIAS = policy("tiresias-l", thresholds_gpu_s=[100, 1000])
 

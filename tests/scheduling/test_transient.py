@@ -8,7 +8,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_tables import job, policy, servers, table
 
 from elasticd.protocol.model import ServerId
 from elasticd.scheduler.pipeline import decide
@@ -28,6 +27,8 @@ from elasticd.scheduler.transient import (
     pays_after_s,
 )
 from elasticd.scheduler.view import ClusterView, ReasonCode
+
+from .tables import job, policy, servers, table
 
 S1 = ServerId("s0")
 NOW_S = 1000.0

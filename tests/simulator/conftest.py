@@ -1,4 +1,4 @@
-"""`elasticctl simulate` in the tests' process; and the way to campaigns, which are not installed."""
+"""`elasticctl simulate` in the tests' process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from elasticd.ctl.main import main
-
-# `verification` is imported from the root of the repository. Appended, so that folders there never hide an installed module.
-sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

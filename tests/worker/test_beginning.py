@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from elasticd.protocol import exits
 from elasticd.protocol.model import GpuAddress, Member, Roster, ServerId
 from elasticd.worker import events as e
 
-_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Story = _module.Story
-ME, OTHER, THIRD, STEPS = _module.ME, _module.OTHER, _module.THIRD, _module.STEPS
+from .worker_stories import ME, OTHER, STEPS, THIRD, Story
 
 
 def test_the_first_holder_loads_a_checkpoint_and_goes_on_after_it() -> None:

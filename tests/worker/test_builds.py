@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from elasticd.protocol import exits, times
 from elasticd.protocol.messages import Prepare
 from elasticd.protocol.model import WorkerPhase
 from elasticd.worker import events as e
 
-_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Story, roster = _module.Story, _module.roster
-ME, OTHER = _module.ME, _module.OTHER
+from .worker_stories import ME, OTHER, Story, roster
 
 
 def test_a_communicator_that_nobody_wants_any_more_is_dropped_when_it_comes() -> None:

@@ -28,6 +28,8 @@ from elasticd.worker.state.registered import Registered
 from elasticd.worker.state.training_state import TrainingState
 from elasticd.worker.state.values import ScriptValues
 
+from .worker_stories import ME, OTHER, Story
+
 DESCRIBE = """
 import json, sys, torch
 from elasticd.worker.code import Code
@@ -277,23 +279,10 @@ def test_a_value_that_says_nothing_about_code_is_refused() -> None:
         read_cluster({"ELASTICD_WORKER": "job.1", "ELASTIC_CODE": "all"})
 
 
-def story_of_worker_stories() -> Any:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_newcomer_with_other_code_ends_before_any_of_the_state_is_taken() -> None:
-    stories = story_of_worker_stories()
-    story = stories.Story()
+    story = Story()
     story.arrive()
-    story.follows(3, stories.OTHER, stories.ME, holders=(stories.OTHER,))
+    story.follows(3, OTHER, ME, holders=(OTHER,))
     story.tell(e.Diverged(exits.OTHER_CODE, "train.py: edited"))
     assert "train.py: edited" in story.status.note
     (end,) = story.all(e.EndProcess)
@@ -301,8 +290,7 @@ def test_a_newcomer_with_other_code_ends_before_any_of_the_state_is_taken() -> N
 
 
 def test_a_first_holder_whose_code_is_not_that_of_the_checkpoint_ends_and_begins_nothing_anew() -> None:
-    stories = story_of_worker_stories()
-    story = stories.Story(checkpoint_step=5)
+    story = Story(checkpoint_step=5)
     story.arrive()
     story.alone()
     story.tell(e.Diverged(exits.OTHER_CODE, "train.py: edited"))
@@ -313,8 +301,7 @@ def test_a_first_holder_whose_code_is_not_that_of_the_checkpoint_ends_and_begins
 
 
 def test_a_script_that_differs_in_a_loop_body_ends_its_process_with_the_reason() -> None:
-    stories = story_of_worker_stories()
-    story = stories.Story()
+    story = Story()
     story.trains_alone()
     story.begin_step()
     story.tell(e.Diverged(exits.UNLIKE, "NameError: name 'weights' is not defined"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,7 @@ import torch
 from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousCancelled
 
 from ..forked import Scripts
-
-_spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-RendezvousServer, run_ranks = _module.RendezvousServer, _module.run_ranks
+from .communicator_world import RendezvousServer, run_ranks
 
 
 def run_processes(scripts: Scripts, scenario: str, size: int, lasting: int) -> list[dict[str, Any]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,13 +13,7 @@ from elasticd.worker.gradients.layout import Gradient, Layout
 from elasticd.worker.gradients.reduction import CanonicalReducer
 from elasticd.worker.hosting import assign
 
-_spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-run_ranks = _module.run_ranks
+from .communicator_world import run_ranks
 
 
 class Counting(Layout):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import subprocess
 import sys
 import threading
@@ -12,7 +11,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,12 +22,8 @@ from elasticd.protocol.variables import NCCL_ENVIRONMENT
 from elasticd.worker.communication import groups as g
 from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousCancelled
 
-_spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-world = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = world
-_spec.loader.exec_module(world)
+from . import communicator_world as world
+
 WITHIN_S = 120.0  # on a loaded machine
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +12,7 @@ from elasticd.protocol.errors import UserError
 from elasticd.worker.communication.communicator import Communicator
 from elasticd.worker.inband import NOTHING, InBand, Part, exchange
 
-_spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-run_ranks = _module.run_ranks
+from .communicator_world import run_ranks
 
 
 class Voter:

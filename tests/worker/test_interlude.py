@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,14 +10,8 @@ from elasticd.protocol.messages import Ready
 from elasticd.worker import events as e
 from elasticd.worker.interlude import FEWEST_PLACES, PLACES_KEPT, AgreedValues, BoundaryPoint, Interlude
 
-_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Story = _module.Story
-ME, OTHER, STEPS_PER_EPOCH = _module.ME, _module.OTHER, _module.STEPS_PER_EPOCH
+from .worker_stories import ME, OTHER, STEPS_PER_EPOCH, Story, roster
+
 PAUSE = times.PAUSE_TIMEOUT_S
 
 
@@ -89,7 +79,7 @@ def lost_while_deciding(settled: int = 0, resumes: bool = True) -> Story:
 @pytest.mark.parametrize("settled", [0, 2])
 def test_a_worker_that_stands_still_in_a_decision_says_how_many_it_knows(settled: int) -> None:
     story = lost_while_deciding(settled)
-    story.order(_module.roster(5, OTHER, ME))
+    story.order(roster(5, OTHER, ME))
     ready = [said.message for said in story.all(e.SendLeader) if isinstance(said.message, Ready)][-1]
     assert (ready.applied, ready.settled) == (STEPS_PER_EPOCH - 1, settled)
 

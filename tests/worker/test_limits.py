@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from elasticd.protocol import exits, times
 from elasticd.worker import events as e
 from elasticd.worker.training.limits import Durations
 
-_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Story, roster = _module.Story, _module.roster
-ME, OTHER = _module.ME, _module.OTHER
+from .worker_stories import ME, OTHER, Story, roster
 
 
 def test_a_worker_whose_own_part_of_a_step_does_not_come_ends_itself() -> None:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from elasticd.protocol.errors import InvalidTransition
 from elasticd.worker import events as e
 from elasticd.worker.training.doing import TRANSITIONS, Doing
 
-_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Story = _module.Story
+from .worker_stories import Story
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -14,14 +10,7 @@ from elasticd.protocol.messages import Commit, Prepare
 from elasticd.protocol.model import GpuAddress, ServerId, WorkerId, WorkerPhase
 from elasticd.worker import events as e
 
-_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Story, roster = _module.Story, _module.roster
-ME, OTHER, THIRD, STEPS_PER_EPOCH = _module.ME, _module.OTHER, _module.THIRD, _module.STEPS_PER_EPOCH
+from .worker_stories import ME, OTHER, STEPS_PER_EPOCH, THIRD, Story, roster
 
 
 def preempted(story: Story, saver: WorkerId | None) -> list[e.Instruction]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +14,7 @@ from elasticd.worker.gradients.layout import Gradient, Layout
 from elasticd.worker.gradients.reduction import CanonicalReducer, Node, PlainReducer, TreeAccumulator, cover
 from elasticd.worker.virtual import assign
 
-_spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-run_ranks: Callable[..., list[torch.Tensor]] = _module.run_ranks
+from .communicator_world import run_ranks
 
 
 def leaves(n: int, numel: int) -> torch.Tensor:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 from elasticd.protocol.messages import StoreAdd, StoreGet, StoreSet, StoreValue
 from elasticd.worker.communication import rendezvous as r
 
-_spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-RendezvousServer = _module.RendezvousServer
+from .communicator_world import RendezvousServer
 
 
 def value(key: str, data: bytes) -> StoreValue:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -27,14 +25,7 @@ from elasticd.worker.state.replication import (
 from elasticd.worker.state.training_state import TrainingState, describe
 
 from ..forked import Scripts
-
-_spec = importlib.util.spec_from_file_location("communicator_world", Path(__file__).with_name("communicator_world.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-RendezvousServer, run_ranks = _module.RendezvousServer, _module.run_ranks
+from .communicator_world import RendezvousServer, run_ranks
 
 CPU = torch.device("cpu")
 

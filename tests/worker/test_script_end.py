@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from elasticd.protocol import times
@@ -14,14 +10,7 @@ from elasticd.protocol.messages import Prepare
 from elasticd.protocol.model import WorkerPhase
 from elasticd.worker import events as e
 
-_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Story, roster = _module.Story, _module.roster
-ME, OTHER, STEPS, STEPS_PER_EPOCH = _module.ME, _module.OTHER, _module.STEPS, _module.STEPS_PER_EPOCH
+from .worker_stories import ME, OTHER, STEPS, STEPS_PER_EPOCH, Story, roster
 
 
 def test_the_leader_saves_the_end_before_it_has_finished() -> None:

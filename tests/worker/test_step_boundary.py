@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from elasticd.protocol import times
 from elasticd.protocol.model import WorkerPhase
 from elasticd.worker import events as e
 
-_spec = importlib.util.spec_from_file_location("worker_stories", Path(__file__).with_name("worker_stories.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-Story = _module.Story
-STEPS, STEPS_PER_EPOCH = _module.STEPS, _module.STEPS_PER_EPOCH
+from .worker_stories import STEPS, STEPS_PER_EPOCH, Story
 
 
 def test_an_epoch_ends_where_its_steps_end_and_the_job_where_all_do() -> None:
