@@ -20,10 +20,8 @@ def expected(ranks: Ranks, case: str) -> set[str]:
 @pytest.mark.parametrize(
     "timetable",
     [
-        [[0, [0, 1]]],
-        [[0, [0, 1, 2]]],
         RESIZED,
-        *(pytest.param(each, marks=pytest.mark.cluster) for each in (AT_EPOCHS, AT_FUNCTIONS, BROKEN, [[0, [0]]])),
+        *also(AT_EPOCHS, AT_FUNCTIONS, BROKEN, *([[0, [*range(workers)]]] for workers in (1, 2, 3))),
     ],
     ids=str,
 )
