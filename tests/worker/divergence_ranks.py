@@ -9,13 +9,14 @@ answer is a line with the exit codes.
 
 Files that scripts save are written to DIRECTORY.saved.
 
-With "case": CASE the script is that function of `unlike_cases`, and when one joined worker ends, all do. "joins" is the step
-before which they join. "loses" is a step: the victim is killed in it.
+With "case": CASE the script is that function of `unlike_cases`, or MODULE.FUNCTION, and when one joined worker ends, all
+do. "joins" is the step before which they join. "loses" is a step: the victim is killed in it.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import signal
@@ -28,7 +29,6 @@ from typing import Any
 
 import torch
 import training_cases
-import unlike_cases
 from torch import nn
 from training_ranks import VIRTUAL_WORKERS, Rehearsal, Timetable, digest, environment, fork, prepare
 
@@ -105,7 +105,8 @@ def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]])
     if "case" in errand:
         if me == errand["victim"] and "loses" in errand:
             lose(errand["loses"])
-        state = getattr(unlike_cases, errand["case"])(run)
+        module, _, name = errand["case"].rpartition(".")
+        state = getattr(importlib.import_module(module or "unlike_cases"), name)(run)
     else:
         state = script(run, errand["fault"], errand["after"] if me == errand["victim"] else None)
     atexit._run_exitfuncs()  # a forked rank ends without running them
@@ -113,7 +114,7 @@ def train(me: int, errand: dict[str, Any], entries: list[tuple[int, list[int]]])
 
 
 def main() -> None:
-    prepare()
+    prepare("unlike_cases.py", "saving_cases.py")
     for line in sys.stdin:
         print(json.dumps(carry_out(json.loads(line))), flush=True)
 

@@ -37,8 +37,14 @@ def alone(train: Any, tmp_path: Path, case: str) -> str:
     return outcome.states[0]
 
 
-@pytest.mark.parametrize("case", KEEPS_SOMETHING)
-@pytest.mark.parametrize("workers", [4, *also(2)])
+@pytest.mark.parametrize(
+    ("workers", "case"),
+    [
+        *((2, case) for case in KEEPS_SOMETHING),
+        (4, "counter"),
+        *also(*((4, case) for case in KEEPS_SOMETHING if case != "counter")),
+    ],
+)
 def test_newcomers_without_what_the_script_keeps_end_however_many_they_are(
     case: str, workers: int, tmp_path: Path, train: Any
 ) -> None:

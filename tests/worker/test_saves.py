@@ -51,9 +51,11 @@ def alone(train: Any, tmp_path: Path, case: str) -> tuple[str, dict[str, str]]:
 
 @pytest.mark.parametrize(("workers", "joins"), [(2, 4), *also((3, 5), (2, 6))])
 def test_files_of_several_workers_are_those_of_one(workers: int, joins: int, tmp_path: Path, train: Any) -> None:
-    state, files = alone(train, tmp_path, "saves_what_all_have")
+    state, files = alone(train, tmp_path, "saving_cases.saves_what_all_have")
     assert sorted(files) == ["each.pt", "last.pt", "third.pt"]
-    outcome = train(tmp_path / "all", "none", workers=workers, victim=9, case="saves_what_all_have", joins=joins)
+    outcome = train(
+        tmp_path / "all", "none", workers=workers, victim=9, case="saving_cases.saves_what_all_have", joins=joins
+    )
     assert outcome.codes == [0] * workers, outcome.told
     assert outcome.states == dict.fromkeys(range(workers), state)
     assert saved(tmp_path / "all") == files
@@ -62,8 +64,8 @@ def test_files_of_several_workers_are_those_of_one(workers: int, joins: int, tmp
 def test_a_newcomer_without_what_is_saved_does_not_join_though_no_gradient_depends_on_it(
     tmp_path: Path, train: Any
 ) -> None:
-    state, files = alone(train, tmp_path, "saves_a_history")
-    outcome = train(tmp_path / "all", "none", workers=3, case="saves_a_history")
+    state, files = alone(train, tmp_path, "saving_cases.saves_a_history")
+    outcome = train(tmp_path / "all", "none", workers=3, case="saving_cases.saves_a_history")
     assert outcome.codes == [0, exits.UNLIKE, exits.UNLIKE], outcome.told
     assert re.search(
         r"lack what the script saves, or decides by when to save or to end; history .*run\.state\(history=\[\]\)",
@@ -75,8 +77,8 @@ def test_a_newcomer_without_what_is_saved_does_not_join_though_no_gradient_depen
 
 @pytest.mark.cluster
 def test_a_newcomer_that_would_save_something_else_in_its_second_step_does_not_join(tmp_path: Path, train: Any) -> None:
-    state, files = alone(train, tmp_path, "saves_a_record_in_each_step")
-    outcome = train(tmp_path / "all", "none", workers=2, case="saves_a_record_in_each_step")
+    state, files = alone(train, tmp_path, "saving_cases.saves_a_record_in_each_step")
+    outcome = train(tmp_path / "all", "none", workers=2, case="saving_cases.saves_a_record_in_each_step")
     assert outcome.codes == [0, exits.UNLIKE], outcome.told
     assert re.search(r"step 5: each\.pt: \['history'\] is .* run\.state\(record=\[\]\)", outcome.told), outcome.told
     assert outcome.states == {0: state}
@@ -84,7 +86,7 @@ def test_a_newcomer_that_would_save_something_else_in_its_second_step_does_not_j
 
 
 def test_what_differs_in_a_file_ends_the_job_before_the_file_has_its_name(tmp_path: Path, train: Any) -> None:
-    outcome = train(tmp_path / "all", "none", workers=2, case="saves_a_history_in_a_function")
+    outcome = train(tmp_path / "all", "none", workers=2, case="saving_cases.saves_a_history_in_a_function")
     assert outcome.codes == [exits.DISAGREED] * 2, outcome.told
     assert re.search(
         r"each\.pt: \['history'\] is a list of 24 on w\.0 and \[.*\] on w\.1; record .*run\.state\(record=\[\]\)"
@@ -95,7 +97,7 @@ def test_what_differs_in_a_file_ends_the_job_before_the_file_has_its_name(tmp_pa
 
 
 def test_what_differs_in_a_file_behind_the_loop_ends_the_job(tmp_path: Path, train: Any) -> None:
-    outcome = train(tmp_path / "all", "none", workers=2, case="saves_a_history_behind_the_loop")
+    outcome = train(tmp_path / "all", "none", workers=2, case="saving_cases.saves_a_history_behind_the_loop")
     assert outcome.codes == [exits.DISAGREED, 0], outcome.told
     assert re.search(
         r"after the loop: last\.pt: \['history'\] is a list of \d+ on w\.0 and a list of \d+ on w\.1", outcome.told
@@ -104,7 +106,7 @@ def test_what_differs_in_a_file_behind_the_loop_ends_the_job(tmp_path: Path, tra
 
 
 def test_a_file_that_one_worker_saves_by_its_own_loss_is_named(tmp_path: Path, train: Any) -> None:
-    outcome = train(tmp_path / "all", "none", workers=2, case="saves_the_best_by_its_own_loss")
+    outcome = train(tmp_path / "all", "none", workers=2, case="saving_cases.saves_the_best_by_its_own_loss")
     assert outcome.codes == [exits.DISAGREED] * 2, outcome.told
     assert re.search(r"best\.pt is saved on w\.0 and not on w\.1; best is .*run\.means, run\.evaluate", outcome.told)
 
@@ -112,8 +114,8 @@ def test_a_file_that_one_worker_saves_by_its_own_loss_is_named(tmp_path: Path, t
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("saves_at_the_end_on_one_worker", "last.pt is saved on w.0 and not on w.1"),
-        ("saves_at_the_end_on_another_worker", "last.pt is saved on w.1 and not on w.0"),
+        ("saving_cases.saves_at_the_end_on_one_worker", "last.pt is saved on w.0 and not on w.1"),
+        ("saving_cases.saves_at_the_end_on_another_worker", "last.pt is saved on w.1 and not on w.0"),
     ],
 )
 def test_a_file_that_one_worker_saves_behind_the_loop_is_named(
@@ -126,21 +128,21 @@ def test_a_file_that_one_worker_saves_behind_the_loop_is_named(
 
 
 def test_what_only_the_leader_saves_is_its_own(tmp_path: Path, train: Any) -> None:
-    outcome = train(tmp_path / "all", "none", workers=2, case="saves_on_the_leader")
+    outcome = train(tmp_path / "all", "none", workers=2, case="saving_cases.saves_on_the_leader")
     assert outcome.codes == [0, 0], outcome.told
     assert sorted(saved(tmp_path / "all")) == ["each.pt", "last.pt"]
 
 
 def test_a_file_that_some_loop_bodies_save_is_named(tmp_path: Path, train: Any) -> None:
-    outcome = train(tmp_path / "all", "none", workers=2, case="saves_in_some_bodies", joins=2)
+    outcome = train(tmp_path / "all", "none", workers=2, case="saving_cases.saves_in_some_bodies", joins=2)
     assert outcome.codes == [exits.DISAGREED] * 2, outcome.told
     assert "some.pt is saved" in outcome.told
 
 
 @pytest.mark.cluster
 def test_a_worker_that_is_lost_before_the_next_step_takes_no_file_with_it(tmp_path: Path, train: Any) -> None:
-    _, files = alone(train, tmp_path, "saves_what_all_have")
-    outcome = train(tmp_path / "all", "none", workers=3, victim=0, case="saves_what_all_have", loses=9)
+    _, files = alone(train, tmp_path, "saving_cases.saves_what_all_have")
+    outcome = train(tmp_path / "all", "none", workers=3, victim=0, case="saving_cases.saves_what_all_have", loses=9)
     assert outcome.codes[1:] == [0, 0], outcome.told
     assert saved(tmp_path / "all") == files
 
@@ -152,9 +154,9 @@ def test_registered_values_that_differ_behind_the_last_step_are_named(tmp_path: 
 
 
 def test_a_loop_that_all_workers_leave_early_saves_what_one_would(tmp_path: Path, train: Any) -> None:
-    state, files = alone(train, tmp_path, "saves_after_a_break")
+    state, files = alone(train, tmp_path, "saving_cases.saves_after_a_break")
     assert sorted(files) == ["each.pt", "last.pt"]
-    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="saves_after_a_break")
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="saving_cases.saves_after_a_break")
     assert outcome.codes == [0, 0], outcome.told
     assert outcome.states == {0: state, 1: state}
     assert saved(tmp_path / "all") == files
@@ -162,7 +164,7 @@ def test_a_loop_that_all_workers_leave_early_saves_what_one_would(tmp_path: Path
 
 
 def test_what_an_object_keeps_beside_what_is_saved_of_it_keeps_no_newcomer_out(tmp_path: Path, train: Any) -> None:
-    _, files = alone(train, tmp_path, "saves_a_model_that_counts")
-    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="saves_a_model_that_counts")
+    _, files = alone(train, tmp_path, "saving_cases.saves_a_model_that_counts")
+    outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="saving_cases.saves_a_model_that_counts")
     assert outcome.codes == [0, 0], outcome.told
     assert saved(tmp_path / "all") == files

@@ -52,6 +52,18 @@ def network(width: int = 16) -> nn.Sequential:
     )
 
 
+def prepared(run: Run, **options: Any) -> tuple[nn.Module, Any, Any]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, batches = run.prepare(model, optimizer, Points(), 5, **options)
+    return model, optimizer, batches
+
+
+def ended(run: Run, model: nn.Module) -> list[Any]:
+    run.finish()
+    return [model.state_dict()]
+
+
 def train(
     run: Run,
     model: nn.Module,

@@ -242,17 +242,21 @@ def fork(worker: Callable[[], None]) -> int:
     os._exit(0)
 
 
-def prepare() -> None:
-    """Load what every rank would load again: torch's code, and the syntax trees of the script's files with their imports."""
+def prepare(*later: str) -> None:
+    """Load what every rank would load again: torch's code, and the syntax trees of the script's files with their imports.
+
+    later: files of modules that a rank imports itself if it runs a script in them, since it analyses all that it has imported.
+    """
     torch.set_num_threads(1)
     warm.prepare()
-    _read_script()
+    _read_script(*later)
 
 
-def _read_script() -> None:
+def _read_script(*later: str) -> None:
     Code(torch.device("cpu"))
-    for module in own_modules(directories(), {}).values():
-        if source := Source.read(module["__file__"]):
+    imported = [module["__file__"] for module in own_modules(directories(), {}).values()]
+    for file in [*imported, *(str(Path(__file__).with_name(name)) for name in later)]:
+        if source := Source.read(file):
             imports(source.tree)
     gc.freeze()  # objects of this process are not the ranks' garbage
 
