@@ -58,3 +58,18 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     (line,) = done.stderr.splitlines()
     assert line.startswith("elasticctl: ")
     return line
+
+
+def completed(cli: Cli, line: str) -> list[str]:
+    """bash's completions after `line` and a Tab."""
+    words = line.split(" ")
+    environ = {
+        **os.environ,
+        "_ELASTICCTL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+        "ELASTICCTL_DIR": str(cli.directory),
+    }
+    done = subprocess.run([ELASTICCTL], env=environ, cwd=cli.cwd, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stderr == ""
+    return done.stdout.split()
