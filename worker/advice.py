@@ -147,7 +147,7 @@ def of_unbound(error: NameError | AttributeError, sources: Sources) -> str | Non
     if place is None:
         return None
     return (
-        f"the loop assigns {name} in some steps only ({place}) and uses it in others: assign it in each step, or keep it "
+        f"the loop assigns {name} in some steps or epochs only ({place}) and uses it in others: assign it in each, or keep it "
         f"with the job: state = run.state({name}=...), with the value that it begins with"
     )
 

@@ -270,6 +270,31 @@ class Sources:
         """Return whether a line of the loop over batches changes this name."""
         return any(self._is_in_body(*each) for each in self._changes(name, owners))
 
+    def is_changed_between_epochs(self, name: str, owners: Sequence[str] = ()) -> bool:
+        """Return whether lines of the loop outside of the loop over batches change this name, or methods that only these call."""
+        changes = self._changes(name, owners, whole=True) if name.rpartition(".")[2] in self._changed else []
+        between = any(
+            self._is_in_loop(*each) or getattr(each[1].scope, "name", "") in self._called_between for each in changes
+        )
+        return between and not any(self._is_in_body(*each) for each in changes)
+
+    @functools.cached_property
+    def _changed(self) -> frozenset[str]:
+        """The last words of all names that the script's files change."""
+        return frozenset(text.rpartition(".")[2] for source in self._files("") for _, text in _all_changes(source.tree))
+
+    @functools.cached_property
+    def _called_between(self) -> frozenset[str]:
+        """The methods that the loop calls outside of the loop over batches, and not inside."""
+        inner = None if self._loop is None else _inner(self._loop)
+        if self._loop is None or inner is None:
+            return frozenset()
+        called: dict[bool, set[str]] = {True: set(), False: set()}
+        for node in walk(self._loop):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called[_around(inner, node.lineno)].add(node.func.attr)
+        return frozenset(called[False] - called[True])
+
     def is_of_place(self, name: str, owners: Sequence[str] = ()) -> bool:
         """Return whether a value that is bound to this name depends directly on the worker's place: `main = run.is_leader`."""
         values = [change.value for _, change in self._changes(name, owners) if change.value is not None]

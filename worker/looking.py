@@ -79,6 +79,8 @@ class Looking:
     # Variables that code at an epoch's beginning computes in each epoch, as they were in the first pass
     made_at_epochs: Mapping[str, Node] = field(default_factory=dict)
     _derived: frozenset[str] = frozenset()  # those of them that are not plain
+    # Variables that code between epochs changes by the source, perhaps to an equal value in the first epoch
+    set_at_epochs: Sequence[Difference] = ()
     _epoch: Reach | None = None  # the values of `_derived` when the present pass began
     _slice: Slice | None = None  # of the gradient; made when first used
     _places: set[tuple[str, int]] = field(
@@ -127,6 +129,12 @@ class Looking:
             }
             derived = {name for name, node in self.made_at_epochs.items() if node.kind is not Kind.PLAIN}
             self._derived = frozenset(derived)
+            self.set_at_epochs = [
+                each
+                for each in first.every()
+                if each.name == variable_of(each.name)
+                and self._sources.is_changed_between_epochs(each.name, each.owners)
+            ]
         self.look_at_derived(frame)
 
     def collected(self, frame: FrameType | None) -> tuple[str, str] | None:

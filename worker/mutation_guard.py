@@ -35,6 +35,7 @@ from .digests import digests
 from .following import names_of
 from .gradients.update import ElasticOptimizer
 from .interposed import put_between
+from .packed_variables import MOST_BYTES
 from .state.training_state import TrainingState
 
 # Least number of steps between two in which contents are compared, apart from those with numbers that are powers of two.
@@ -186,12 +187,14 @@ class MutationGuard:
         if self._by_host():
             return
         self._first, self._has_updated = step == 0, False
+        epoch_begins = self._epoch_begins
         contents = self._is_due(step)
         self._parameters.remember(contents)
         if contents or self._registered.contents is not None:
             self._registered.remember(contents)
-        other = [kept for kept in self._beside if contents != (kept.contents is not None)]
-        if other and not self._first:
+        carried = epoch_begins and sum(one.nbytes for each in self._beside for one in each.tensors) <= MOST_BYTES
+        other = [each for each in self._beside if carried or contents != (each.contents is not None)]
+        if other and not self._first and not carried:  # what changes between epochs comes with the script's variables
             self._check_copies()  # the script may have changed copies between two steps
         for kept in other:
             kept.remember(contents)
@@ -260,6 +263,11 @@ class MutationGuard:
     def _check_copies(self) -> None:
         for name, copy, kept in self._copies:
             if kept.changed() is not None and not (isinstance(copy, torch.nn.Module) and copy in _MODELS):
+                if isinstance(copy, torch.nn.Module) and any(each.grad is not None for each in copy.parameters()):
+                    raise UserError(
+                        f"{name} is trained in the loop by an optimizer that prepare() did not get: give prepare() one model "
+                        f"that has both, such as torch.nn.ModuleDict({{'model': model, {name!r}: {name}}}), and both optimizers"
+                    )
                 raise UserError(
                     f"{name} was changed in the loop, and is no part of the job's state: a worker that joins would have another "
                     "one. Before prepare() call run.register('average', average), with the object or with get and set; and "

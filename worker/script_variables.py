@@ -149,7 +149,7 @@ class ScriptVariables:
         began_s = time.thread_time()
         now = self._looking.now(sys._getframe())
         made = [Difference(name, node, node) for name, node in self._looking.made_at_epochs.items()]
-        for each in (*self._looking.since_begin(now), *made):
+        for each in (*self._looking.since_begin(now), *made, *self._looking.set_at_epochs):
             self._judge(each)
             if self.alone:
                 in_place = self._looking.carried_in_place(each, alone=True) if each.node.kind in _KINDS else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import copy
 import enum
 import functools
 import math
@@ -350,6 +351,33 @@ def containers_and_numbers_of_other_classes(run: Run) -> list[Any]:
             counts[0] += float(part)
             scale = 1.0 + losses.best + shared.average + counts[0] + product % 7  # type: ignore[attr-defined]
             (loss / scale).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
+class Anchor:
+    """Earlier weights, from which the loss measures a distance."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.weights = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    def move(self) -> None:
+        for name, each in self.model.named_parameters():
+            self.weights[name].copy_(each.detach())
+
+
+def copies_set_at_epochs(run: Run) -> list[Any]:
+    """A target network and earlier weights, which in the first epoch are set to what they are."""
+    model, optimizer, batches = prepared(run)
+    target, anchor = copy.deepcopy(model).eval(), Anchor(model)
+    for _ in run.epochs(EPOCHS):
+        target.load_state_dict(model.state_dict())
+        anchor.move()
+        for x, y in batches:
+            with torch.no_grad():
+                scale = 1.0 + float(target(x).abs().mean()) + float(anchor.weights["0.weight"].abs().mean())
+            (functional.cross_entropy(model(x), y) / scale).backward()
             optimizer.step()
     return ended(run, model)
 

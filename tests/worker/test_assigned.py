@@ -81,7 +81,9 @@ def test_a_name_that_bodies_bind_in_some_steps_and_read_in_others_is_carried(lin
 def test_an_error_of_a_newcomers_script_is_told_with_the_line_that_makes_the_value() -> None:
     loop = body("if x:\n    n = 1\nprint(n)")
     told = advice.of_error(NameError("name 'n' is not defined", name="n"), loop)
-    assert told.startswith("NameError: name 'n' is not defined: the loop assigns n in some steps only (train.py:")
+    assert told.startswith(
+        "NameError: name 'n' is not defined: the loop assigns n in some steps or epochs only (train.py:"
+    )
     assert "state = run.state(n=...)" in told
     assert "run.state(...)" in advice.of_error(KeyError("first"), loop)
 
@@ -98,7 +100,7 @@ def test_an_unbound_name_has_a_reason_only_where_the_loop_assigns_it_in_function
         main(False)
     reason = advice.of_unbound(raised.value, loop)
     assert reason is not None
-    assert reason.startswith("the loop assigns n in some steps only (train.py:")
+    assert reason.startswith("the loop assigns n in some steps or epochs only (train.py:")
     assert advice.of_unbound(NameError("name 'm' is not defined", name="m"), loop) is None
 
 

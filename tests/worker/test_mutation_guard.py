@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from elasticd.protocol.errors import UserError
+from elasticd.worker import mutation_guard
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
 
@@ -199,11 +200,33 @@ def test_an_average_that_nothing_carries_is_refused(kind: Any, how: str, where: 
         script.train(**{where: getattr(average, how)})
 
 
-def test_a_copy_that_follows_between_epochs_is_refused_too() -> None:
+def test_a_copy_that_follows_between_epochs_comes_with_the_variables_unless_it_is_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = Script()
+    target = Copy(script.model)
+    script.train(between=target.follow)
+    monkeypatch.setattr(mutation_guard, "MOST_BYTES", 100)
     script = Script()
     target = Copy(script.model)
     with pytest.raises(UserError, match="no part of the job's state"):
         script.train(between=target.follow)
+
+
+def test_a_module_with_an_optimizer_of_its_own_is_to_be_given_to_prepare() -> None:
+    script = Script()
+    codes = Copy(script.model).average
+    codes.eval()
+    optimizer = torch.optim.SGD(codes.parameters(), lr=0.1)
+
+    def train() -> None:
+        codes(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(
+        UserError, match=r"is trained in the loop by an optimizer that prepare\(\) did not get: .*ModuleDict"
+    ):
+        script.train(behind=train)
 
 
 @pytest.mark.parametrize("how", ["update", "update_in_place"])
@@ -269,7 +292,10 @@ class Listed:
         *((how, "between") for how in ("update", "replace", "replace_each")),
     ],
 )
-def test_an_average_in_a_list_is_refused_by_the_name_of_the_attribute(how: str, where: str) -> None:
+def test_an_average_in_a_list_is_refused_by_the_name_of_the_attribute(
+    how: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutation_guard, "MOST_BYTES", 100)  # larger ones do not come with the variables
     script = Script()
     average = Listed(script.model)
     with pytest.raises(

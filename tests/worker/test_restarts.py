@@ -43,6 +43,7 @@ ONE = [
     "generators_and_views",
     "members_and_masks",
     "additions_to_objects_of_torch",
+    "copies_set_at_epochs",
     "containers_and_numbers_of_other_classes",
     "hidden_state_that_the_next_body_detaches",
 ]
@@ -84,8 +85,9 @@ def test_a_restart_of_the_only_worker_has_what_its_bodies_have_left(tmp_path: Pa
 
 
 @pytest.mark.cluster
-def test_a_restart_in_the_first_epoch_has_what_its_beginning_has_changed(tmp_path: Path, capfd: Any) -> None:
-    assert len(set(restarted(tmp_path, "made_from_weights_in_place", (3, 4)))) == 1
+@pytest.mark.parametrize("case", ["made_from_weights_in_place", "copies_set_at_epochs"])
+def test_a_restart_in_the_first_epoch_has_what_its_beginning_has_changed(tmp_path: Path, capfd: Any, case: str) -> None:
+    assert len(set(restarted(tmp_path, case, (3, 4)))) == 1
     assert "goes on from a checkpoint" not in capfd.readouterr().err
 
 
