@@ -361,9 +361,8 @@ class Looking:
         unknown = (
             not {Kind.MODEL, Kind.MODULE, Kind.ITERATOR}.isdisjoint(difference.holders) or difference.node.type == CACHE
         )
-        unknown |= "_hooks[" in difference.name or difference.name.endswith(
-            "._num_yielded"
-        )  # of a DataLoader's iterator
+        unknown |= "_hooks[" in difference.name
+        unknown |= difference.name.endswith("._num_yielded")  # of a DataLoader's iterator
         of_sampler = any(not self.samplers.isdisjoint(each.owners) for each in difference.by_each_name)
         if not of_values or unknown or of_sampler or self._sliced() is None:
             return True

@@ -63,6 +63,7 @@ from typing import Any
 import numpy
 import torch
 
+from . import hooks
 from .kept import NAMED_DEPTH, Kind, Node, Reach, function_type
 from .own_code import (
     attributes_of,
@@ -85,25 +86,22 @@ from .value_kinds import (
     DENIED_BASES,
     DESCRIPTORS,
     FOREIGN,
-    HOOKS,
     ITERATORS,
     MUTABLE,
     NAMED_ITEMS,
     OF_MODULES,
-    OPTIMIZER_HOOKS,
     PICKLED,
     PLAIN,
     SET_ITERATOR,
     STDLIB_OBJECTS,
-    TENSOR_HOOKS,
     attributes_in,
     is_of,
-    mentioned,
     of_caches,
     of_member,
     of_optimizers,
     of_tensor,
     options_in,
+    options_of_optimizer,
     weight,
 )
 
@@ -193,7 +191,7 @@ def look(
             roots.update({f"{prefix}.{name}": value for name, value in list(module.items()) if not _is_hidden(name)})
     roots = {name: value for name, value in roots.items() if not name.startswith("__")}
     walk.roots(roots)
-    walk.roots({**(beside or {}), **walk.hooks_of_all_modules()})
+    walk.roots({**(beside or {}), **hooks.of_all_modules()})
     walk.classes()
     return Reach(walk.found, tuple(dict.fromkeys(walk.opaque)), walk.cut, tuple(walk.shared))
 
@@ -605,8 +603,8 @@ class _Walk:
             parts = [(f".{label}", part) for label, part in dict.items(inner.get("_modules") or {}) if part is not None]
             parts = [each for each in parts if id(each[1]) in self._known]
             tensors = [(f".{label}", part) for label, part in dict.items(inner.get("_parameters") or {})]
-            parts += [each for each in tensors if each[1] is not None and self._of_tensor(each[1])]
-            parts += _hooks_in(inner, HOOKS)
+            parts += [each for each in tensors if each[1] is not None and _given_to(each[1])]
+            parts += hooks.of_module(inner)
             has_state = kind.get_extra_state is not torch.nn.Module.get_extra_state
             if not module_of(kind).startswith("torch.") and not has_state:
                 self._note_class(kind)
@@ -614,45 +612,13 @@ class _Walk:
             else:
                 parts += options_in(inner, kind)  # that a schedule may set, such as the rate of dropout
             return self._combine(Kind.MODEL, kind, b"carried", parts, name, depth, a_kind(kind))
-        if issubclass(kind, torch.Tensor) and (attributes := self._of_tensor(value)):
+        if issubclass(kind, torch.Tensor) and (attributes := _given_to(value)):
             return self._combine(Kind.OBJECT, kind, b"carried", attributes, name, depth, a_kind(kind))
         if issubclass(kind, torch.optim.Optimizer):
-            own, of_torch = not module_of(kind).startswith("torch."), mentioned(kind)
             inner = attributes_of(value, kind)
-            parts = [
-                (f".{label}", part)
-                for label, part in sorted(inner.items())
-                if not is_of(label, of_optimizers())
-                and (
-                    own
-                    or (label[0] != "_" and type(part) in PLAIN)
-                    or (label not in of_torch and (type(part) in PLAIN or issubclass(type(part), MUTABLE)))
-                )
-            ]
-            parts += _hooks_in(inner, OPTIMIZER_HOOKS)
+            parts = [*options_of_optimizer(inner, kind), *hooks.of_optimizer(inner)]
             return self._combine(Kind.OBJECT, kind, b"carried", parts, name, depth, a_kind(kind))
         return self._constant(kind, "carried")
-
-    def _of_tensor(self, value: Any) -> list[tuple[str, Any]]:
-        """Return the attributes, and the hooks of the gradient, that the script has given to a parameter."""
-        hooks = {name: getattr(torch.Tensor, name).__get__(value) for name in TENSOR_HOOKS}
-        return of_tensor(value) + [each for each in _hooks_in(hooks, TENSOR_HOOKS) if self._is_own_hook(each[1])]
-
-    def hooks_of_all_modules(self) -> dict[str, Any]:
-        """Return the script's hooks that torch calls for each module."""
-        hooks = {
-            f"torch.nn.modules.module._global{each}": vars(torch.nn.modules.module).get(f"_global{each}")
-            for each in HOOKS
-        }
-        return {label[1:]: hook for label, hook in _hooks_in(hooks, hooks) if self._is_own_hook(hook)}
-
-    def _is_own_hook(self, hook: Any) -> bool:
-        """Return whether a hook is a function, a method or an object of the script's own, rather than the runtime's."""
-        while type(hook) in (functools.partial, types.MethodType):
-            hook = hook.func if type(hook) is functools.partial else hook.__func__
-        if isinstance(hook, types.FunctionType):
-            return is_own_file(hook.__code__.co_filename, self.directories)
-        return module_of(type(hook)) in self._own
 
     def _of_torch(self, value: Any, kind: type, name: str | None, depth: int) -> Node:
         if issubclass(kind, torch.device):  # each worker has its own device
@@ -815,9 +781,9 @@ class _Walk:
         return self._plain(exact, name)._replace(type=kind.__name__)
 
 
-def _hooks_in(inner: Mapping[str, Any], kinds: Iterable[str]) -> list[tuple[str, Any]]:
-    """Return the hooks of these kinds, such as `_forward_hooks`, among the attributes of a module or an optimizer."""
-    return [(f".{each}[{at}]", hook) for each in kinds for at, hook in enumerate(dict.values(inner.get(each) or {}))]
+def _given_to(tensor: Any) -> list[tuple[str, Any]]:
+    """Return the attributes and hooks that the script has given to a parameter of the job."""
+    return of_tensor(tensor) + hooks.of_tensor(tensor)
 
 
 _LOOKED_INTO = (torch.Tensor, numpy.ndarray, numpy.random.Generator, numpy.random.RandomState, types.FunctionType)

@@ -39,9 +39,7 @@ _OF_PROCESS = frozenset({"getpid", "uuid1", "uuid4"})
 _OF_DATA = frozenset({"batch_sampler", "collate_fn", "dataset", "sampler"})  # arguments of `run.prepare`
 _UPDATES = frozenset({"before_update", "after_update"})
 _RUN_BY_OTHERS = ("__call__", "__getitem__", "__getitems__", "__iter__", "__next__")  # methods of objects
-_LOOKING = frozenset(
-    {"copy", "count", "get", "index", "item", "items", "keys", "mean", "values"}
-)  # methods that change nothing
+_HARMLESS = frozenset({"copy", "count", "get", "index", "item", "items", "keys", "mean", "values"})  # methods
 _TRAINS = frozenset({"training"})  # attributes that have one value in all loop bodies
 
 
@@ -132,7 +130,7 @@ class Slice(DataFlow):
                 if not isinstance(each, ast.Call) or not isinstance(each.func, ast.Attribute):
                     continue
                 target = stem_of(each.func.value)
-                if isinstance(target, ast.Name | ast.Attribute) and each.func.attr not in _LOOKING:
+                if isinstance(target, ast.Name | ast.Attribute) and each.func.attr not in _HARMLESS:
                     changed.update(self._keys_of(target, scope))
         for key, changes in self._changes.items():
             if any(each.scope.node in functions for each in changes):

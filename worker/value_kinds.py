@@ -44,9 +44,6 @@ PICKLED = frozenset({"numpy", "pandas", "scipy", "sklearn"})  # packages whose o
 CHANGING = frozenset({"_queue", "dbm", "mmap", "multiprocessing", "shelve", "sqlite3"})  # of Python's modules
 DESCRIPTORS = (property, classmethod, staticmethod, functools.cached_property, types.MemberDescriptorType)
 DENIED_BASES = (io.IOBase, BaseException)
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
-TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 FOREIGN = frozenset(
     """
     IPython PIL _pytest absl accelerate aim boto3 botocore click clearml comet_ml cv2 datasets elasticctl elasticd h5py
@@ -76,7 +73,7 @@ def options_in(inner: Mapping[str, Any], kind: type) -> list[tuple[str, Any]]:
     `forward`, and what the script has added. Behind an underscore torch keeps other values of its own.
     """
     options = [(label, part) for label, part in sorted(inner.items()) if not is_of(label, OF_MODULES)]
-    kinds, of_torch = (*PLAIN, *FUNCTIONS), mentioned(kind)
+    kinds, of_torch = (*PLAIN, *FUNCTIONS), _mentioned(kind)
     return [
         (f".{label}", part)
         for label, part in options
@@ -85,13 +82,23 @@ def options_in(inner: Mapping[str, Any], kind: type) -> list[tuple[str, Any]]:
     ]
 
 
-def mentioned(kind: type) -> frozenset[str]:
-    """Return the names that the functions of a class and its bases mention, such as those of its own attributes."""
-    return _mentioned(kind)
+def options_of_optimizer(inner: Mapping[str, Any], kind: type) -> list[tuple[str, Any]]:
+    """Return the attributes of an optimizer that belong to no state: all of the script's own class; of torch's plain values,
+    and what the script has added.
+    """
+    own, of_torch = not kind.__module__.startswith("torch."), _mentioned(kind)
+
+    def counts(label: str, part: Any) -> bool:
+        plain = type(part) in PLAIN
+        return own or (plain and label[0] != "_") or (label not in of_torch and (plain or isinstance(part, MUTABLE)))
+
+    found = [(label, part) for label, part in sorted(inner.items()) if not is_of(label, of_optimizers())]
+    return [(f".{label}", part) for label, part in found if counts(label, part)]
 
 
 @functools.cache
 def _mentioned(kind: type) -> frozenset[str]:
+    """Return the names that the functions of a class and its bases mention, such as those of its own attributes."""
     functions = [each for base in mro_of(kind) for each in vars(base).values() if isinstance(each, types.FunctionType)]
     return frozenset(name for each in functions for name in each.__code__.co_names)
 

@@ -402,6 +402,11 @@ class Anchors:
         self.first = float(next(model.parameters()).detach().abs().sum())
 
 
+def put_first(values: dict[str, float], first: float) -> None:
+    """Change a variable of the caller, which its lines do not show."""
+    values["first"] = first
+
+
 def made_from_weights_in_place(run: Run) -> list[Any]:
     """An epoch's beginning puts what follows from the weights into a list, a dict, and a new attribute."""
     model, optimizer, batches = prepared(run)
@@ -410,7 +415,7 @@ def made_from_weights_in_place(run: Run) -> list[Any]:
     anchors = Anchors()
     for _ in run.epochs(EPOCHS):
         anchors.begin(model)
-        stats["first"] = 2.0 * anchors.first
+        put_first(stats, 2.0 * anchors.first)
         history.append(stats["first"])
         for x, y in batches:
             scale = 1.0 + anchors.first + stats["first"] + sum(history)
