@@ -120,7 +120,7 @@ class DataFlow:
         self._instances: dict[Key, list[str]] = defaultdict(list)  # classes of a variable's values
         self._foreign: set[Key] = set()  # variables with values that other libraries make
         self._sinks: list[Change] = []
-        self._leaves: list[Change] = []  # of the loop over epochs
+        self._leaves: list[Change] = []  # of the loop over epochs, also by `run.stop()`
         self._saves: list[Change] = []  # calls of `.save(what, path)`
         # Module and line of the first call of a variable's method, which may change it
         self._uses: dict[Key, tuple[ast.AST, int]] = {}
@@ -234,6 +234,8 @@ class DataFlow:
                     self._sinks.append(Change((function.value, *arguments), scope, tests, False, False))
                 elif function.attr in _ENDS:
                     self._sinks.append(Change(arguments, scope, tests, False, False))
+                elif function.attr == "stop" and _is_run(function.value):
+                    self._leaves.append(Change((), scope, tests, False, False))
                 elif function.attr == "save" and len(arguments) > 1:
                     self._saves.append(Change(arguments, scope, tests, False, False))
                 elif function.attr == "send":

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from elasticd.worker.kept import Difference, Kind, Node
+from elasticd.worker.kept import Difference, Kind, Node, function_type
 from elasticd.worker.slicing import Slice
 from elasticd.worker.syntax import parse
 
@@ -270,6 +270,40 @@ for epoch in run.epochs(9):
         difference = Difference(f"stopper.{name}", node, None, ("EarlyStopping",), (Kind.OBJECT,))
         assert sliced.ends(difference) is kept, name
         assert not sliced.carries(difference), name
+
+
+def test_what_decides_by_a_closure_whether_the_job_stops_is_kept() -> None:
+    source = """
+def stopper(patience):
+    best, bad, calls = 9.0, 0, 0
+    def check(value):
+        nonlocal best, bad, calls
+        calls += 1
+        if value < best:
+            best, bad = value, 0
+        else:
+            bad += 1
+        return bad >= patience
+    return check
+
+should_stop = stopper(2)
+
+@run.every(steps=2)
+def validate():
+    if should_stop(run.evaluate(f, validation, batch_size=8)):
+        run.stop()
+
+for epoch in run.epochs(9):
+    for x in batches:
+        f(model(x)).backward()
+        optimizer.step()
+"""
+    tree = ast.parse(source)
+    sliced = Slice([tree], tree)
+    node = Node(1, Kind.PLAIN, "int")
+    for name, kept in {"best": True, "bad": True, "calls": False}.items():
+        owner = function_type("stopper.<locals>.check")
+        assert sliced.ends(Difference(f"should_stop.{name}", node, None, (owner,), (Kind.OBJECT,))) is kept, name
 
 
 SUMS = """
