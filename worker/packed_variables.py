@@ -30,8 +30,13 @@ _HELD = frozenset({"_parameters", "_buffers", "_modules"})  # attributes of a mo
 class Packing:
     """Conversion of variables to plain data."""
 
-    def __init__(self, modules: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
-        """modules, optimizers: those of the job."""
+    def __init__(
+        self, modules: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer] = (), first: int = 0
+    ) -> None:
+        """modules, optimizers: those of the job. first: number of the first tensor, if the values of several are unpacked by one
+        `Unpacking`.
+        """
+        self._first = first
         self._modules = modules
         weights = [tensor for module in modules for tensor in _tensors(module)]
         self._weights = {place_of(each): number for number, each in enumerate(weights) if each.numel()}
@@ -112,7 +117,7 @@ class Packing:
             return own
         place = place_of(tensor)
         self._alive.append(tensor)
-        number = self._numbers.setdefault(place, len(self._numbers))
+        number = self._numbers.setdefault(place, self._first + len(self._numbers))
         memory = tensor.untyped_storage().data_ptr()
         if tensor.numel() and self._places.setdefault(memory, place) != place:
             raise UserError(f"{where} is a tensor that shares memory with another one")
@@ -159,7 +164,7 @@ class Packing:
 
 
 class Unpacking:
-    """Conversion of plain data of one `Packing` to values."""
+    """Conversion of plain data of one `Packing`, or of several with different numbers of tensors, to values."""
 
     def __init__(self, modules: Sequence[torch.nn.Module], device: torch.device) -> None:
         """device: as in `ScriptVariables`."""

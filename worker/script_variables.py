@@ -61,6 +61,7 @@ _GENERATORS = (random.Random, numpy.random.Generator, numpy.random.RandomState, 
 _MUTABLE = (*MUTABLE, *_GENERATORS)
 _SMALL = (type(None), bool, int, float, complex, str, bytes, numpy.generic)
 MOST_ITEMS = 32  # of a container or tensor that follows from variables
+FIRST_ALONE = 1 << 32  # number of the first tensor of `give_alone`, which no tensor of `give` has
 MOST_ALONE = 100_000  # of one that an epoch begins anew, as long as one worker has run all loop bodies
 
 # By name: whether the value is filled in place, or the increment of a counter in each body; the packed value, or the name of
@@ -137,8 +138,8 @@ class ScriptVariables:
         self._begun = self._look() if self._affords_look() else None
         self._texts = self._texts_now()
 
-    def _packing(self) -> Packing:
-        return Packing(self._modules(), self._looking.state.optimizers)
+    def _packing(self, first: int = 0) -> Packing:
+        return Packing(self._modules(), self._looking.state.optimizers, first)
 
     def _affords_look(self) -> bool:
         since_s = time.thread_time() - self._looked_at_s
@@ -263,10 +264,11 @@ class ScriptVariables:
                 owners[id(variable.value)].add(name)
         shared = {name for names in owners.values() if len(names) > 1 for name in names}
         how = {name: self._of_one.get(name, isinstance(each.value, _MUTABLE)) for name, each in found.items()}
-        return self._packed({name: each for name, each in found.items() if name not in {*given, *shared}}, how)
+        alone = {name: each for name, each in found.items() if name not in {*given, *shared}}
+        return self._packed(alone, how, FIRST_ALONE)
 
-    def _packed(self, found: Mapping[str, Variable], how: Mapping[str, bool | int | None]) -> Values:
-        packing = self._packing()
+    def _packed(self, found: Mapping[str, Variable], how: Mapping[str, bool | int | None], number: int = 0) -> Values:
+        packing = self._packing(number)
         given: dict[str, Sequence[Any]] = {}
         firsts: dict[int, str] = {}  # names of objects that have another name, too
         for name, variable in found.items():

@@ -382,6 +382,21 @@ def copies_set_at_epochs(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+def tensors_of_bodies_and_of_epochs(run: Run) -> list[Any]:
+    """One tensor changes in loop bodies, another one between epochs."""
+    model, optimizer, batches = prepared(run)
+    average, anchor = torch.zeros(3), {"weight": torch.zeros(())}
+    for _ in run.epochs(EPOCHS):
+        for x, y in batches:
+            output = model(x)
+            average = 0.9 * average + 0.1 * output.detach().mean(0)
+            scale = 1.0 + float(average.abs().sum()) + float(anchor["weight"].abs().sum())
+            (functional.cross_entropy(output, y) / scale).backward()
+            optimizer.step()
+        anchor["weight"] = next(model.parameters()).detach().clone()[:2, :5]
+    return ended(run, model)
+
+
 def additions_to_objects_of_torch(run: Run) -> list[Any]:
     """Attributes of modules, optimizers and classes of torch, and of torch itself."""
     model, optimizer, batches = prepared(run)

@@ -43,6 +43,7 @@ ONE = [
     "generators_and_views",
     "members_and_masks",
     "additions_to_objects_of_torch",
+    "tensors_of_bodies_and_of_epochs",
     "copies_set_at_epochs",
     "containers_and_numbers_of_other_classes",
     "hidden_state_that_the_next_body_detaches",
