@@ -64,7 +64,7 @@ def begin_anew(places: Mapping[str, str]) -> str:
 def of_generators(names: Sequence[str], sources: Sources) -> str:
     """Return a sentence on variables of generators between the loop and the batches, such as `mixed.previous`."""
     told = ", ".join(f"{name} ({sources.where(name)})" for name in names[:TOLD])
-    return f"bodies of other workers' batches have not changed {told}: {_yields_alone(names[0].partition('.')[0])}"
+    return f"{told} may follow from the batches that this worker has read: {_yields_alone(names[0].partition('.')[0])}"
 
 
 def _yields_alone(function: str) -> str:

@@ -97,7 +97,7 @@ class Completion:
         self.in_band = InBand(watch.cross_check.blame)
         # The order decides which error a user gets. First come participants that name a call or value which only some workers
         # have. The comparison is next: if states differ, no later payload is read. Then the cross-check: no value may be taken
-        # over from a worker whose gradient is wrong.
+        # over from a worker with a wrong gradient.
         registered = held.parts.registered
         first: list[Participant] = [following, registered.state, watch.comparison, watch.cross_check]
         saves: list[Participant] = [each for each in (watch.saves, divided) if each is not None]

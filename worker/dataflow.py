@@ -63,7 +63,7 @@ class Change(NamedTuple):
     repeats: bool = True  # it may run in several loop bodies
     line: int = 0
     of_part: bool = False  # only an attribute of the object is bound
-    in_place: bool = False  # the object changes, whatever names it has
+    in_place: bool = False  # the object changes, and so the value of each of its names
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
 
-from .own_code import attributes_of, consumers, directories, mro_of, own_modules, variables_in, variables_of
+from .own_code import (
+    attributes_of,
+    consumers,
+    directories,
+    mro_of,
+    own_modules,
+    variables_in,
+    variables_of,
+    variables_of_loop,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,19 @@ class Variable:
             type.__setattr__(owner, self.name, value)
         else:
             object.__setattr__(owner, self.name, value)
+
+
+def names_bound(frame: FrameType | None) -> frozenset[str]:
+    """Return the variables that have a value now, of this frame and of its module."""
+    if frame is None:
+        return frozenset()
+    return frozenset(variables_of_loop(frame))
+
+
+def names_of(frame: FrameType | None, known: Collection[int]) -> frozenset[str]:
+    """Return the variables of this frame and its module that refer to objects with these ids."""
+    variables = {} if frame is None else variables_of_loop(frame)
+    return frozenset(name for name, value in variables.items() if id(value) in known)
 
 
 def find(frame: FrameType, name: str, inherits: bool = False) -> Variable | None:

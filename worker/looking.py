@@ -24,15 +24,15 @@ from ..protocol.errors import PeerError
 from . import advice, collecting
 from .assigned import LONGEST, Source, Sources
 from .dataflow import Key
-from .frames import find
+from .frames import find, names_bound, names_of
 from .kept import CACHE, Difference, Kind, Node, Reach, differences, root_of, variable_of
 from .own_code import consumers, directories, is_own_file, loop_frame, module_of, variables_in, variables_of_loop
-from .reachable import Limits, carried, look, names_bound, names_of
+from .reachable import Limits, look
 from .save_calls import is_part, names_place
 from .slicing import Slice
 from .state.training_state import TrainingState
 from .syntax import called_name, walk
-from .value_kinds import names_within
+from .value_kinds import leave_out, names_within
 
 ENVIRONMENT = "os.environ"
 DRAWS = frozenset(
@@ -54,7 +54,7 @@ class Looking:
 
     state: the job's state, which is left out. is_local: whether a name may differ (`local_names`). beside: objects, by
     name, to which the script may have no variable: `{"dataset": dataset}`. known: ids of further objects to leave out
-    (`reachable.leave_out`), such as the run and its batches.
+    (`value_kinds.leave_out`), such as the run and its batches.
     """
 
     state: TrainingState
@@ -69,7 +69,7 @@ class Looking:
     _sources: Sources = field(default_factory=lambda: Sources(None))
     _environment: tuple[str, ...] = ()  # variables of the environment that the script mentions
     _yielding: frozenset[str] = frozenset()  # variables of the script's generators between the loop and the batches
-    _abroad: tuple[str, ...] = ()  # attributes that the script gives to modules and classes of others
+    _foreign: tuple[str, ...] = ()  # attributes that the script gives to modules and classes of others
     _bound: frozenset[str] = frozenset()
     _before: Reach | None = None  # the script's values before the loop over epochs
     _begun: Reach | None = None  # the same, and the first values of what only code at an epoch's beginning binds
@@ -83,12 +83,10 @@ class Looking:
     set_at_epochs: Sequence[Difference] = ()
     _epoch: Reach | None = None  # the values of `_derived` when the present pass began
     _slice: Slice | None = None  # of the gradient; made when first used
-    _places: set[tuple[str, int]] = field(
-        default_factory=set
-    )  # of the headers of the loops over batches: file and line
-    _carried: frozenset[str] = (
-        frozenset()
-    )  # variables that refer to objects of the job: other values in these objects are not saved
+    # Of the headers of the loops over batches: file and line
+    _places: set[tuple[str, int]] = field(default_factory=set)
+    # Variables that refer to objects of the job: other values in these objects are not saved
+    _carried: frozenset[str] = frozenset()
 
     def begin(self, frame: FrameType | None) -> None:
         """Begin the loop over epochs. frame: of its call or inside it."""
@@ -96,7 +94,7 @@ class Looking:
         self._code = None if frame is None else frame.f_code
         self._sources, self._slice = Sources.of(frame), None
         self._environment = tuple(self._sources.mentioned(os.environ))
-        self._abroad = tuple(self._sources.given_to_others())
+        self._foreign = tuple(self._sources.given_to_others())
         self._bound = names_bound(frame)
         self.temporaries = self._sources.temporaries()
         self._before = self._look(frame, self._bound - self.temporaries)
@@ -552,8 +550,8 @@ class Looking:
         if beside is None:
             environment = {name: os.environ.get(name) for name in self._environment}
             beside = {**self.beside, advice.MODE: self._mode(), **({ENVIRONMENT: environment} if environment else {})}
-            abroad = {name: find(frame, name) for name in self._abroad if frame is not None}
-            beside |= {name: each.value for name, each in abroad.items() if each is not None}
+            foreign = {name: find(frame, name) for name in self._foreign if frame is not None}
+            beside |= {name: each.value for name, each in foreign.items() if each is not None}
             beside |= {name: each for name, each in self._of_generators(inner).items() if name in self._yielding}
         return look(frame, bound, known, self.limits, beside=beside).without(self.is_local)
 
@@ -562,6 +560,14 @@ class Looking:
         model = self.state.model
         others = [name for name, module in model.named_modules() if module.training is not model.training]
         return model.training if not others else f"{model.training}, but for {', '.join(others)}"
+
+
+def carried(state: TrainingState) -> frozenset[int]:
+    """Return the ids of the objects that a job carries at present, with objects that the script has registered by
+    `state_dict()`.
+    """
+    objects = [*(module for _, module in state.modules), *state.optimizers, *state.schedulers, state.scaler]
+    return leave_out([*objects, *state.registered.objects(), *state.registered.tensors()])
 
 
 def _is_of_data(difference: Difference) -> bool:

@@ -6,7 +6,7 @@ back as a tuple and a mapping may have numbers for keys. Tensors and NumPy array
 NumPy scalars keep their type, since a sum of them is rounded as that type rounds. Random generators travel as their
 states. Dataclasses, named tuples, members of enums, the script's subclasses of list, dict and set, and objects of its
 other classes are rebuilt from the class of the same name in the same module, with their attributes, without a call of
-the class. An object that is there twice stays one.
+the class. An object of these other classes that is there twice stays one.
 """
 
 from __future__ import annotations
@@ -161,8 +161,6 @@ class _Packing:
             return {"dataclass": [kind.__module__, kind.__qualname__, self._named(fields, where, depth)]}
         if isinstance(value, tuple) and hasattr(kind, "_fields") and _class(kind.__module__, kind.__qualname__) is kind:
             return {"named tuple": [kind.__module__, kind.__qualname__, self._items(value, where, depth)]}
-        if kind in _NAMESPACES.values():
-            return {"namespace": [kind.__name__, self.pack(vars(value), where, depth)]}
         if _class(kind.__module__, kind.__qualname__) is not kind:
             return None
         if isinstance(value, enum.Enum):
@@ -184,15 +182,12 @@ def _key(value: Any, where: str, depth: int) -> Any:
 
 
 def is_own_object(value: Any) -> bool:
-    """Return whether the value is an object of a class of the script's own, all of whose state is in its attributes."""
+    """Return whether the value is a namespace, or an object of a class of the script's own with all its state in attributes."""
     kind = type(value)
-    return (
+    return kind in _NAMESPACES or (
         kind is not object
         and all(each in _BASES or each.__module__ in _STATELESS or is_own_class(each) for each in mro_of(kind))
-        and not any(hasattr(kind, name) for name in ("__setstate__", "__deepcopy__"))
-        and all(
-            getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__")
-        )
+        and all(getattr(kind, name, None) is getattr(object, name, None) for name in _COPYING)
         and _class(kind.__module__, kind.__qualname__) is kind
     )
 
@@ -244,8 +239,15 @@ _ARGUMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
 }
 _MAKERS: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in _ARGUMENTS}
 _MAKERS["dtype"] = functools.partial(getattr, torch)
-_NAMESPACES: dict[str, Any] = {each.__name__: each for each in (types.SimpleNamespace, argparse.Namespace)}
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _BASES = (object, UserDict, UserList)
+_COPYING = (
+    "__deepcopy__",
+    "__getstate__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__setstate__",
+)  # methods of classes with more
 _STATELESS = frozenset({"abc", "collections.abc", "typing"})  # modules of base classes without attributes of their own
 _FACTORIES: dict[str, Any] = {each.__name__: each for each in (int, float, list, dict, set, str, deque)}
 
@@ -342,10 +344,6 @@ class _Unpacking:
                 return self._object(content, present)
             case "object again":
                 return self._objects[content]
-            case "namespace":
-                name, attributes = content
-                old = vars(present) if type(present) is _NAMESPACES[name] else None
-                return _NAMESPACES[name](**self.unpack(attributes, old))
             case "dataclass" | "named tuple" | "member" | "subclass":
                 return self._made_again(kind, content, present)
             case "with attributes":
@@ -386,9 +384,9 @@ class _Unpacking:
         """Return an object of the script's class of this name, without a call of the class."""
         module, name, named = content
         made_by = _class(module, name)
-        if not (isinstance(made_by, type) and is_own_class(made_by)):
+        if not (isinstance(made_by, type) and (made_by in _NAMESPACES or is_own_class(made_by))):
             raise PeerError(f"the script has no class {module}.{name}")
-        made: Any = object.__new__(made_by)
+        made: Any = made_by() if made_by in _NAMESPACES else object.__new__(made_by)
         self._objects.append(made)
         old = attributes_of(present, made_by) if type(present) is made_by else {}
         set_attributes(made, {each: self.unpack(packed, old.get(each)) for each, packed in named})

@@ -79,7 +79,6 @@ from .own_code import (
 )
 from .sampled import MARSHAL, SAMPLED_ELEMENTS, flattened, sampled, strides
 from .shown import a_kind, counted, element, key_suffix, short, shown
-from .state.training_state import TrainingState
 from .unpacked import PACKED, Pickled, contents, of_thread
 from .value_kinds import (
     CHANGING,
@@ -122,44 +121,6 @@ class Limits:
 
 
 # -- where to begin
-
-
-def names_bound(frame: FrameType | None) -> frozenset[str]:
-    """Return the variables that have a value now, of this frame and of its module."""
-    if frame is None:
-        return frozenset()
-    return frozenset(variables_of_loop(frame))
-
-
-def names_of(frame: FrameType | None, known: Collection[int]) -> frozenset[str]:
-    """Return the variables of this frame and its module that refer to objects with these ids."""
-    variables = {} if frame is None else variables_of_loop(frame)
-    return frozenset(name for name, value in variables.items() if id(value) in known)
-
-
-def leave_out(objects: Iterable[Any]) -> frozenset[int]:
-    """Return the ids for `look(known=...)` of objects that the runtime carries itself.
-
-    These are modules with all their parts, optimizers, schedulers, tensors, datasets' loaders and any other given
-    object. The objects must live as long as the ids are used.
-    """
-    found: set[int] = set()
-    for each in objects:
-        found.add(id(each))
-        if issubclass(type(each), torch.nn.Module):
-            for module in each.modules():
-                found.add(id(module))
-                found.update(id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()))
-    found.discard(id(None))
-    return frozenset(found)
-
-
-def carried(state: TrainingState) -> frozenset[int]:
-    """Return the ids of the objects that a job carries at present, with objects that the script has registered by
-    `state_dict()`.
-    """
-    objects = [*(module for _, module in state.modules), *state.optimizers, *state.schedulers, state.scaler]
-    return leave_out([*objects, *state.registered.objects(), *state.registered.tensors()])
 
 
 def look(

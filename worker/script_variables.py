@@ -48,7 +48,7 @@ from .crosscheck import SHARE_OF_EPOCH
 from .frames import Variable, find
 from .kept import Difference, Kind, Reach, differences, last_name, variable_of
 from .looking import Looking
-from .own_code import attributes_of, directories, module_of, own_names, variables_in
+from .own_code import attributes_of, is_own_class, variables_in
 from .packed_variables import Packing, Unpacking, without_graph
 from .state.script_state import put
 from .value_kinds import MUTABLE, names_within
@@ -208,7 +208,7 @@ class ScriptVariables:
     def _attributes(self, name: str, variable: Variable) -> Iterator[tuple[str, Variable]]:
         """Yield the attributes of an object of a class of the script's own."""
         value, kind = variable.value, type(variable.value)
-        if module_of(kind) in own_names(directories()) and not isinstance(value, type | torch.nn.Module):
+        if is_own_class(kind) and not isinstance(value, type | torch.nn.Module):
             for attribute, inner in attributes_of(value, kind).items():
                 yield f"{name}.{attribute}", Variable(value, attribute, inner)
 
@@ -421,11 +421,7 @@ def _unbound(frame: FrameType, name: str) -> Variable | None:
             else None
         )
     holder = find(frame, root)
-    return (
-        None
-        if holder is None or module_of(type(holder.value)) not in own_names(directories())
-        else Variable(holder.value, attribute, None)
-    )
+    return None if holder is None or not is_own_class(type(holder.value)) else Variable(holder.value, attribute, None)
 
 
 def _is_alias(first: str | None, second: str | None) -> bool:

@@ -19,7 +19,7 @@ import ast
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import NamedTuple
 
 from .dataflow import Change, DataFlow, Key, Read, Scope, is_epochs, module_of_scope, stem_of
@@ -78,7 +78,7 @@ class Slice(DataFlow):
 
     def reads(self, difference: Difference) -> bool:
         """Return whether the gradient, or the end of the loop, depends on this value."""
-        keys = {key for each in difference.by_each_name for key in self._keys_of_name(each)}
+        keys = self._every_key(difference)
         return not keys.isdisjoint(self._of_gradient) or not keys.isdisjoint(self._of_end)
 
     def of_samples(self, difference: Difference, changed: bool = False) -> bool:
@@ -86,37 +86,37 @@ class Slice(DataFlow):
 
         changed: and changes it, so that the value depends on how far a worker has read ahead.
         """
-        return self._is_of(self._of_data, difference, changed)
+        read, written = self._of_data
+        keys = self._every_key(difference)
+        return not keys.isdisjoint(read) and not (changed and keys.isdisjoint(written))
 
     def of_hooks(self, difference: Difference) -> bool:
         """Return whether a hook, or a function that runs with each update, reads this value."""
-        return self._is_of(self._of_hooks, difference)
+        return not self._every_key(difference).isdisjoint(self._of_hooks[0])
 
-    def _is_of(self, found: tuple[set[Key], set[Key]], difference: Difference, changed: bool = False) -> bool:
-        keys = {key for each in difference.by_each_name for key in self._keys_of_name(each)}
-        return all(not keys.isdisjoint(each) for each in found[: 1 + changed])
+    def _every_key(self, difference: Difference) -> KeysView[Key]:
+        """Return the keys to which the names of the value may belong, each once."""
+        return dict.fromkeys(key for each in difference.by_each_name for key in self._keys_of_name(each)).keys()
 
     @functools.cached_property
     def _of_data(self) -> tuple[set[Key], set[Key]]:
-        return self._read_and_changed(
-            (value, scope)
-            for call, scope, _ in self._calls
-            if called_name(call) == "prepare"
-            for value in (*call.args[2:], *(each.value for each in call.keywords if each.arg in _OF_DATA))
-        )
+        handed = []
+        for call, scope, _ in self._calls:
+            if called_name(call) == "prepare":
+                values = (*call.args[2:], *(each.value for each in call.keywords if each.arg in _OF_DATA))
+                handed += [(value, scope) for value in values]
+        return self._read_and_changed(handed)
 
     @functools.cached_property
     def _of_hooks(self) -> tuple[set[Key], set[Key]]:
-        return self._read_and_changed(
-            (value, scope)
-            for call, scope, _ in self._calls
-            for name in [called_name(call)]
-            for value in (
-                *call.args,
-                *(each.value for each in call.keywords if name != "prepare" or each.arg in _UPDATES),
-            )
-            if (name == "prepare" and value not in call.args) or (name.startswith("register_") and "hook" in name)
-        )
+        handed: list[tuple[ast.AST, Scope]] = []
+        for call, scope, _ in self._calls:
+            name = called_name(call)
+            if name == "prepare":
+                handed += [(each.value, scope) for each in call.keywords if each.arg in _UPDATES]
+            elif name.startswith("register_") and "hook" in name:
+                handed += [(value, scope) for value in (*call.args, *(each.value for each in call.keywords))]
+        return self._read_and_changed(handed)
 
     def _read_and_changed(self, handed: Iterable[tuple[ast.AST, Scope]]) -> tuple[set[Key], set[Key]]:
         """Return the keys that the functions of `_functions_behind` read, and those that they change."""
@@ -135,9 +135,8 @@ class Slice(DataFlow):
         for key, changes in self._changes.items():
             if any(each.scope.node in functions for each in changes):
                 changed.add(key)
-                read.update(
-                    [key] if any(each.made_of_itself and each.scope.node in functions for each in changes) else ()
-                )
+                if any(each.made_of_itself and each.scope.node in functions for each in changes):
+                    read.add(key)
         return read, changed
 
     def _functions_behind(self, handed: Iterable[tuple[ast.AST, Scope]]) -> set[ast.AST]:
@@ -174,7 +173,7 @@ class Slice(DataFlow):
         """Return module and line where loop bodies call a method of this value, on which the gradient, the end of the loop or a
         saved file depends. None: none does.
         """
-        for key in (key for each in difference.by_each_name for key in self._keys_of_name(each)):
+        for key in self._every_key(difference):
             if (used := self._uses.get(key)) and any(key in found for found in self._every):
                 return used
         return None
@@ -198,7 +197,7 @@ class Slice(DataFlow):
 
         places: of the headers of the loops over batches, by module and line.
         """
-        keys = [key for each in difference.by_each_name for key in self._keys_of_name(each)]
+        keys = self._every_key(difference)
         changes = [change for key in keys for change in self._changes_of(key)]
         loops = self._loops_at(places)
         return any(self._is_added_up(key, loops) for key in {*keys, *self._follow(changes)})
@@ -377,7 +376,7 @@ class Slice(DataFlow):
 
     def _is_kept(self, difference: Difference, found: Mapping[Key, int], sinks: Sequence[Change]) -> bool:
         """found: the slice that begins at the sinks."""
-        keys = [key for each in difference.by_each_name for key in self._keys_of_name(each)]
+        keys = self._every_key(difference)
         foreign = all(isinstance(key.owner, str) and key.owner.endswith(".") for key in keys)
         if foreign and None in (difference.ones, difference.others):
             found = self._follow(

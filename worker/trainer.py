@@ -75,7 +75,6 @@ from .leading import LeadersCode
 from .looking import Looking
 from .mutation_guard import MutationGuard
 from .operators import Scan
-from .reachable import leave_out
 from .recipe import Recipe
 from .remarks import Remarks
 from .results import Result
@@ -93,6 +92,7 @@ from .state.transfers import StateTransfers
 from .state.values import ScriptValues
 from .step_boundary import Function, ScriptExit, StepBoundary, Superseded
 from .stepping import Stepping
+from .value_kinds import leave_out
 from .virtual import derive_seed, seed_everything
 
 if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it

@@ -9,7 +9,7 @@ import io
 import itertools
 import random
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -60,6 +60,23 @@ _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})  
 def of_optimizers() -> frozenset[str]:
     """Attributes of every optimizer. Creating the first one imports torch's compiler, as slow as `import torch` itself."""
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"step", "_opt_called", "_step_count"}
+
+
+def leave_out(objects: Iterable[Any]) -> frozenset[int]:
+    """Return the ids for `look(known=...)` of objects that the runtime carries itself.
+
+    These are modules with all their parts, optimizers, schedulers, tensors, datasets' loaders and any other given
+    object. The objects must live as long as the ids are used.
+    """
+    found: set[int] = set()
+    for each in objects:
+        found.add(id(each))
+        if issubclass(type(each), torch.nn.Module):
+            for module in each.modules():
+                found.add(id(module))
+                found.update(id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()))
+    found.discard(id(None))
+    return frozenset(found)
 
 
 def attributes_in(value: Any, kind: type, *names: str) -> list[tuple[str, Any]]:

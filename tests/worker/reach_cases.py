@@ -617,7 +617,18 @@ def offset(label):
 """
     + LOOP.replace("loss = (", "offset(int(y[0] > 0)); loss = mask(int(y[0] > 0)).sum() * ("),
 }
-ORDINARY |= CACHES
+PAIRED = "a generator whose variable two workers have with equal values now"
+ORDINARY |= CACHES | {
+    PAIRED: BEGIN
+    + """
+def paired(batches):
+    first = None
+    for x, y in batches:
+        yield x if first is None else x + first, y
+        first = x if x.max() > 99 else None
+"""
+    + LOOP.replace("watched(batches, run)", "paired(watched(batches, run))")
+}
 KEPT |= {
     "options of torch's modules and numbers of an iterator": (
         BEGIN

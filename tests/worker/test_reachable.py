@@ -26,11 +26,13 @@ import torch
 from torch import nn
 
 from elasticd.protocol.errors import PeerError
+from elasticd.worker.frames import names_bound
 from elasticd.worker.kept import Kind, Reach, differences
 from elasticd.worker.local_names import LocalNames
-from elasticd.worker.reachable import Limits, leave_out, look, names_bound
+from elasticd.worker.reachable import Limits, look
+from elasticd.worker.value_kinds import leave_out
 from tests.worker import reach_cases
-from tests.worker.reach_cases import CACHES, KEPT, NAMESAKES, ORDINARY
+from tests.worker.reach_cases import CACHES, KEPT, NAMESAKES, ORDINARY, PAIRED
 
 ROOT = Path(__file__).parents[2]
 Answers = dict[str, Any]
@@ -76,6 +78,12 @@ def test_a_script_that_keeps_nothing_has_no_names_that_differ(seen: tuple[Answer
     found = differences(Reach.of(one["now"]), Reach.of(other["begun"]))
     assert [each.name for each in found if each.changed] == []
     assert one["now"][2] is None
+
+
+def test_a_generator_around_the_batches_is_named_where_no_value_differs(seen: tuple[Answers, Answers]) -> None:
+    told = seen[0][PAIRED]["all"]
+    assert told.startswith("paired.first (script.py:17) may follow from the batches that this worker has read: ")
+    assert "each worker's paired() has its own" in told
 
 
 @pytest.mark.parametrize("name", CACHES)

@@ -93,6 +93,11 @@ def test_a_restart_in_the_first_epoch_has_what_its_beginning_has_changed(tmp_pat
 
 
 @pytest.mark.cluster
+def test_the_state_of_a_hook_of_all_modules_is_there_behind_a_restart(tmp_path: Path) -> None:
+    assert len(set(restarted(tmp_path, "handed_cases.hook_of_all_modules"))) == 1
+
+
+@pytest.mark.cluster
 def test_another_name_of_the_optimizers_state_is_no_copy_behind_a_restart(tmp_path: Path) -> None:
     assert len(set(restarted(tmp_path, "momentum_by_another_name"))) == 1
 

@@ -306,6 +306,55 @@ for epoch in run.epochs(9):
         assert sliced.ends(Difference(f"should_stop.{name}", node, None, (owner,), (Kind.OBJECT,))) is kept, name
 
 
+def test_values_of_functions_that_are_handed_over_are_read_and_perhaps_changed() -> None:
+    source = """
+rng, seen, scale, limit, unused = Random(0), 0, 1.0, 2.0, 0
+
+class Order:
+    def __iter__(self):
+        self.passes += 1
+        return iter(shuffled(self.passes))
+
+class Clip:
+    def __call__(self):
+        self.norm = 0.9 * self.norm
+
+def collate(items):
+    return scale * mixed(items)
+
+def mixed(items):
+    return items[rng.randrange(limit.get(len(items)))]
+
+def hook(module, given, output):
+    global seen
+    seen += 1
+
+order = Order()
+model.register_forward_hook(hook)
+model, optimizer, batches = run.prepare(
+    model, optimizer, data, sampler=order, collate_fn=collate, before_update=Clip()
+)
+for epoch in run.epochs(9):
+    for x in batches:
+        f(model(x)).backward()
+        optimizer.step()
+"""
+    tree = ast.parse(source)
+    sliced = Slice([tree], tree)
+    node = Node(1, Kind.PLAIN, "int")
+    found = {name: Difference(name, node, None) for name in ("rng", "seen", "scale", "limit", "unused")}
+    found["order.passes"] = Difference("order.passes", node, None, ("Order",), (Kind.OBJECT,))
+    found["before_update.norm"] = Difference("before_update.norm", node, None, ("Clip",), (Kind.OBJECT,))
+    assert [name for name, each in found.items() if sliced.of_samples(each)] == [
+        "rng",
+        "scale",
+        "limit",
+        "order.passes",
+    ]
+    assert [name for name, each in found.items() if sliced.of_samples(each, changed=True)] == ["rng", "order.passes"]
+    assert [name for name, each in found.items() if sliced.of_hooks(each)] == ["seen", "before_update.norm"]
+
+
 SUMS = """
 def train_epoch(scale):
     correct = seen = n = 0

@@ -25,8 +25,10 @@ import torch
 
 from ..assigned import Sources
 from ..events import Arrived, Event, StepApplied, StepWanted
+from ..frames import names_bound
+from ..looking import carried
 from ..own_code import directories, loop_frame, own_modules
-from ..reachable import carried, look, names_bound
+from ..reachable import look
 from ..script import ScriptAt
 from ..trainer import Trainer
 

@@ -28,12 +28,10 @@ its tensors are restored by version only.
 
 from __future__ import annotations
 
-import argparse
 import array
 import hashlib
 import operator
 import random
-import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +48,7 @@ from ..digests import digests, mixed, together
 from ..inband import NOTHING, Part
 from ..own_code import attributes_of
 from ..plain import fill, inline, is_own_object, pack, restored, set_attributes, unpack
+from ..value_kinds import MUTABLE
 
 HASH_BITS = 62  # bits of a number in the word, which also has the negative of the number
 SHOWN = 40  # characters of a value in a message
@@ -522,8 +521,7 @@ class ScriptState:
 
     def objects(self) -> list[Any]:
         """Return the values that change in place: containers, and objects of the script's own classes."""
-        kinds = (list, dict, set, deque, bytearray, array.array, types.SimpleNamespace, argparse.Namespace)
-        return [each for each in self._live.values() if isinstance(each, kinds) or is_own_object(each)]
+        return [each for each in self._live.values() if isinstance(each, MUTABLE) or is_own_object(each)]
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors in all values."""
@@ -550,8 +548,6 @@ def put(present: Any, value: Any) -> Any:
                 fill(vars(present), vars(value))
         case bytearray() | array.array():
             present[:] = value
-        case types.SimpleNamespace() | argparse.Namespace():
-            fill(vars(present), vars(value))
         case _ if is_own_object(present):
             set_attributes(present, attributes_of(value, type(value)))
         case deque() if present.maxlen == value.maxlen:
