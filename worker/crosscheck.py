@@ -465,8 +465,6 @@ class CrossCheck:
                 self._looking.undecided(self._looking.lost(looks[giver][0], looks[each][0])) for each in others
             )
             self._watched = any(undecided)
-            if self._rank in others:
-                self._looking.continue_from(looks[giver][0])
             if self._extends_proofs and self._watched:
                 self._proven_after = PROVEN_LATE
             self._looks = {}  # a later difference is explained by the values of its own step

@@ -86,12 +86,6 @@ class Node(NamedTuple):
         for part in self.parts.values():
             yield from part.every()
 
-    def marked(self, given: Node | None) -> Node:
-        if given is None or not given.changed:
-            return self
-        parts = {name: part.marked(given.parts.get(name)) for name, part in self.parts.items()}
-        return self._replace(changed=True, parts=parts)
-
 
 @dataclass(frozen=True)
 class Reach:
@@ -133,12 +127,6 @@ class Reach:
     def since(self, begun: Reach) -> Reach:
         """Return a copy with `changed` False for values equal to those in `begun`, an earlier look of the same process."""
         return replace(self, names={name: node.since(begun.names.get(name)) for name, node in self.names.items()})
-
-    def marked(self, given: Reach) -> Reach:
-        """Return a copy with `changed` True for the names and parts that are `changed` in `given`, a look of a process in
-        whose place this one trains.
-        """
-        return replace(self, names={name: node.marked(given.names.get(name)) for name, node in self.names.items()})
 
     def without(self, names: Callable[[str], bool]) -> Reach:
         """Return a copy without the names and parts for which `names` is true (`local_names`)."""

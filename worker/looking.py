@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import textwrap
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
@@ -73,7 +74,6 @@ class Looking:
     _bound: frozenset[str] = frozenset()
     _before: Reach | None = None  # the script's values before the loop over epochs
     _begun: Reach | None = None  # the same, and the first values of what only code at an epoch's beginning binds
-    _given: Reach | None = None  # values of the worker whose state this one has received, or that wrote the checkpoint
     passes: int = 0  # over the batches, begun so far
     temporaries: frozenset[str] = frozenset()  # variables that the loop binds in each epoch before it reads them
     # Variables that code at an epoch's beginning computes in each epoch, as they were in the first pass
@@ -202,16 +202,7 @@ class Looking:
     def now(self, frame: FrameType | None) -> Reach:
         """Return the values that the script keeps now, without names that may differ. frame: within the loop."""
         seen = self._look(frame, self._bound)
-        seen = seen.since(self._begun if self._begun is not None else seen)
-        return seen if self._given is None else seen.marked(self._given)
-
-    def continue_from(self, given: Reach) -> None:
-        """Let values that the giver's loop had changed count as changed by this worker's loop, which goes on from there.
-
-        This worker may have them from its own beginning: it has run the code of an epoch's beginning that sets them.
-        given: `now` of the worker that gave the state or wrote the checkpoint.
-        """
-        self._given = given
+        return seen.since(self._begun if self._begun is not None else seen)
 
     def plain(self, frame: FrameType | None) -> list[Any]:
         """Return `now` and `derived` for MessagePack. frame: as for `now`."""
@@ -550,10 +541,21 @@ class Looking:
         if beside is None:
             environment = {name: os.environ.get(name) for name in self._environment}
             beside = {**self.beside, advice.MODE: self._mode(), **({ENVIRONMENT: environment} if environment else {})}
-            foreign = {name: find(frame, name) for name in self._foreign if frame is not None}
-            beside |= {name: each.value for name, each in foreign.items() if each is not None}
+            beside |= self._of_others(frame)
             beside |= {name: each for name, each in self._of_generators(inner).items() if name in self._yielding}
         return look(frame, bound, known, self.limits, beside=beside).without(self.is_local)
+
+    def _of_others(self, frame: FrameType | None) -> dict[str, types.SimpleNamespace]:
+        """Return the attributes that the script gives to modules and classes of others, as far as they are there now, by the
+        names of those.
+        """
+        found: dict[str, types.SimpleNamespace] = {}
+        for name in self._foreign:
+            owner, _, attribute = name.rpartition(".")
+            given = vars(found.setdefault(owner, types.SimpleNamespace()))
+            if frame is not None and (value := find(frame, name)) is not None:
+                given[attribute] = value.value
+        return found
 
     def _mode(self) -> bool | str:
         """Return whether the model's modules are in training mode; if only some are, the names of the others."""

@@ -88,7 +88,6 @@ class Remarks:
         """
         looking = self._looking
         (before, before_derived), derived = looking.of_plain(was), looking.derived
-        looking.continue_from(before)
         self._on_lost_bodies(before, within, restored)
         found = looking.lost(before, looking.now(sys._getframe()))
         if same_epoch and before_derived is not None and derived is not None:

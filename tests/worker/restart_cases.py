@@ -412,6 +412,18 @@ def additions_to_objects_of_torch(run: Run) -> list[Any]:
     return ended(run, model)
 
 
+def attribute_of_torch_in_the_first_epoch(run: Run) -> list[Any]:
+    """The first epoch's beginning gives torch an attribute that it did not have, and bodies have one for its absence."""
+    model, optimizer, batches = prepared(run)
+    for epoch in run.epochs(EPOCHS):
+        if epoch == 0:
+            torch.scale = 0.5  # type: ignore[attr-defined]
+        for x, y in batches:
+            (getattr(torch, "scale", 1.0) * functional.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+    return ended(run, model)
+
+
 class Anchors:
     def begin(self, model: nn.Module) -> None:
         self.first = float(next(model.parameters()).detach().abs().sum())

@@ -19,6 +19,7 @@ from tests.worker.training_cases import EPOCHS
 LOST = {
     "forward_from_an_epoch_on": r"linear\.forward is .* and not there on this start .*`if epoch >= 1:`",
     "method_from_an_epoch_on": r"Scaled \(the class Scaled, restart_cases\.py:\d+\) differs .*`if epoch >= 1:`",
+    "attribute_of_torch_in_the_first_epoch": r"torch\.scale is 0\.5 .* and not there on this start",
     "losses_in_a_list": r"`losses = \[train_step\(batch\) for batch in batches\]` \(restart_cases\.py:\d+\) gets the results",
     "list_in_a_history": r"without what its script has kept in history \(restart_cases\.py:\d+\)",
     "last_list_of_a_function": r"losses",
