@@ -80,6 +80,26 @@ def of_iteration(body: Sequence[ast.stmt], read_elsewhere: Set[str]) -> set[str]
     return (flow.bound | (stored_names(body) - read_elsewhere)) - flow.read
 
 
+def _counted_from_0(target: ast.expr, iterable: ast.expr) -> str | None:
+    """Return the variable that a loop's header counts from 0, by `range(n)` or `enumerate(…)`."""
+    match target, iterable:
+        case ast.Name(id=name), ast.Call(func=ast.Name(id="range"), args=[_], keywords=[]):
+            return name
+        case ast.Tuple(elts=[ast.Name(id=name), _]), ast.Call(func=ast.Name(id="enumerate"), args=[_], keywords=[]):
+            return name
+    return None
+
+
+def _has_items(iterable: ast.expr) -> bool:
+    """Return whether the source shows that there are items to iterate over: `range(2)`, `("one", "two")`."""
+    match iterable:
+        case ast.Call(func=ast.Name(id="range"), args=[ast.Constant(value=int(number))], keywords=[]):
+            return number > 0
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return not all(isinstance(each, ast.Starred) for each in items)
+    return False
+
+
 def read_first(body: Sequence[ast.stmt]) -> set[str]:
     """Return the variables that these statements possibly read before they bind them."""
     flow = Flow()
@@ -115,14 +135,17 @@ class Flow:
                 self._bind(target)
             case ast.If(test=test, body=body, orelse=orelse):
                 self._expression(test)
-                self._branches([body, orelse])
+                self._branches([(body, set()), (orelse, set())])
             case (
                 ast.For(target=target, iter=iterable, body=body, orelse=orelse)
                 | ast.AsyncFor(target=target, iter=iterable, body=body, orelse=orelse)
             ):
                 self._expression(iterable)
-                self._perhaps(body, set(target_names(target)))
+                once = self._perhaps(body, set(target_names(target)), _counted_from_0(target, iterable))
+                self.bound |= once if _has_items(iterable) else set()
                 self._perhaps(orelse)
+            case ast.While(test=ast.Constant(value=True), body=body):
+                self._until_break(body)
             case ast.While(test=test, body=body, orelse=orelse):
                 self._expression(test)
                 self._perhaps(body)
@@ -135,18 +158,28 @@ class Flow:
                 self.block(body)
             case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=final):
                 before = set(self.bound)
-                self.block(body)
-                if not all(isinstance(each.body[-1], LEAVING) for each in handlers):
-                    self.bound = before  # a handler may go on although the body has not bound all
-                for each in (*(handler.body for handler in handlers), orelse, final):
-                    self._perhaps(each)
+                self.block([*body, *orelse])
+                after = [self.bound]
+                for handler in handlers:  # begins where the body may have bound nothing
+                    self.bound = before | ({handler.name} if handler.name else set())
+                    self.block(handler.body)
+                    if not isinstance(handler.body[-1], LEAVING):
+                        after.append(self.bound)
+                self.bound = before
+                self.block(final)
+                self.bound |= set.intersection(*after)
             case ast.Match(subject=subject, cases=cases):
                 self._expression(subject)
+                branches: list[tuple[Sequence[ast.stmt], set[str]]] = []
                 for case in cases:
-                    self._perhaps(
-                        case.body,
-                        {node.name for node in walk(case.pattern) if isinstance(node, ast.MatchAs) and node.name},
-                    )
+                    guard = [] if case.guard is None else [ast.Expr(case.guard)]
+                    names = {each.name for each in walk(case.pattern) if isinstance(each, ast.MatchAs) and each.name}
+                    branches.append(([*guard, *case.body], names))
+                if (
+                    cases[-1].guard is not None or getattr(cases[-1].pattern, "pattern", cases) is not None
+                ):  # no `case _:`
+                    branches.append(([], set()))
+                self._branches(branches)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 self._reads(free_names(statement))
                 self.bound.add(name)
@@ -158,25 +191,53 @@ class Flow:
             case _:
                 self._expression(statement)
 
-    def _branches(self, bodies: Sequence[Sequence[ast.stmt]]) -> None:
-        """Take one of the branches.
+    def _branches(self, branches: Sequence[tuple[Sequence[ast.stmt], set[str]]]) -> None:
+        """Take one of the branches, each with the names that are bound where it begins.
 
         After a branch that continues with the next iteration, or ends, no statement reads its names.
         """
         before = set(self.bound)
         after: list[set[str]] = []
-        for body in bodies:
-            self.bound = set(before)
+        for body, names in branches:
+            self.bound = before | names
             self.block(body)
             if not (body and isinstance(body[-1], ast.Continue | ast.Return | ast.Raise)):
                 after.append(self.bound)
         self.bound = set.intersection(*after) if after else before
 
-    def _perhaps(self, body: Sequence[ast.stmt], bound: set[str] | frozenset[str] = frozenset()) -> None:
-        before = set(self.bound)
+    def _perhaps(
+        self, body: Sequence[ast.stmt], bound: set[str] | frozenset[str] = frozenset(), number: str | None = None
+    ) -> set[str]:
+        """Return the variables that are bound if the body runs once or more.
+
+        number: the variable that counts the iterations from 0: what is bound `if number == 0:` is so in all of them.
+        """
+        before, once = set(self.bound), None
         self.bound |= bound
-        self.block(body)
-        self.bound = before
+        for statement in body:
+            match statement:
+                case ast.If(
+                    test=ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[ast.Constant(value=0)])
+                ) if name == number:
+                    self.block(statement.body)
+                    after = set(self.bound)
+                    self.block(statement.orelse)
+                    self.bound = after
+                case _:
+                    if once is None and any(isinstance(each, LEAVING) for each in walk(statement)):
+                        number, once = None, set(self.bound)  # the first iteration may end here
+                    self._statement(statement)
+        self.bound, once = before, self.bound if once is None else once
+        return once
+
+    def _until_break(self, body: Sequence[ast.stmt]) -> None:
+        """Take the body of `while True:`, which runs at least until its first `break`."""
+        at_break: set[str] | None = None
+        for statement in body:
+            if at_break is None and any(isinstance(each, ast.Break) for each in within(statement)):
+                at_break = set(self.bound)
+            self._statement(statement)
+        self.bound = self.bound if at_break is None else at_break
 
     def _bind(self, target: ast.expr) -> None:
         for node in walk(target):

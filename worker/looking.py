@@ -179,6 +179,7 @@ class Looking:
             for key, module, line in found
             if (key.owner not in kinds if isinstance(key.owner, str) else not self._is_kept_by(key, looked_at))
             and not self.is_local(key.name)
+            and not self._sources.is_time(key.last_name)
         }
 
     def _is_kept_by(self, key: Key, names: Collection[str]) -> bool:

@@ -210,6 +210,8 @@ class Slice(DataFlow):
         found = []
         for key in {**self._of_gradient, **self._of_end}:
             for loop in self._loops_at(places) if isinstance(key.owner, ast.AST) else ():
+                if key.name not in read_first(loop.body):
+                    continue
                 changes = [each for each in self._changes.get(key, ()) if not each.of_part]
                 added = [
                     each
