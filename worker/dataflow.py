@@ -1,8 +1,9 @@
 """How values flow through a script, read from its source: which statements bind a variable or an attribute, from what, and
 under which conditions.
 
-Assignments, calls of the script's own functions and methods, and the headers of loops are followed; the order of statements
-is left out. No code of the script runs.
+Assignments, calls of the script's own functions and methods, and the headers of loops are followed. An assignment to
+a variable counts for the reads that it reaches (`reaching`); for attributes, and variables of several functions, the order
+of statements is left out. No code of the script runs.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .liveness import LEAVING
+from .reaching import Reaching
 from .syntax import (
     Function,
     bound_names,
@@ -64,6 +66,7 @@ class Change(NamedTuple):
     line: int = 0
     of_part: bool = False  # only an attribute of the object is bound
     in_place: bool = False  # the object changes, and so the value of each of its names
+    target: ast.Name | None = None  # of an assignment to a variable, after which other reads than its own see the value
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,13 @@ class Read(NamedTuple):
     line: int
 
 
+class Use(NamedTuple):
+    """A place that reads a variable."""
+
+    key: Key
+    name: ast.Name
+
+
 class DataFlow:
     """The flow of values in these files."""
 
@@ -108,6 +118,7 @@ class DataFlow:
         ] = []  # loops of which each body computes a gradient, and their modules
         self._loops: list[tuple[ast.For | ast.While, Scope]] = []
         self._changes: dict[Key, list[Change]] = defaultdict(list)
+        self._reaching: dict[ast.AST, Mapping[ast.Name, Collection[ast.Name]]] = {}  # by function or module
         self._functions: dict[Key, ast.AST] = {}
         self._methods: dict[str, list[tuple[str, Scope]]] = defaultdict(list)  # by name: classes and scopes
         self._scopes: dict[ast.AST, Scope] = {}
@@ -300,7 +311,7 @@ class DataFlow:
                 is_item=not everything,
             )
             return
-        self._note(target, (value,), scope, tests, made_of_itself=itself)
+        self._note(target, (value,), scope, tests, made_of_itself=itself, assigns=True)
         if isinstance(target, ast.Attribute) and target.attr == "grad":
             self._sinks.append(Change((value,), scope, tests, False, False))
         call = value.value if isinstance(value, ast.Subscript) else value  # of an item: what makes all of them
@@ -337,12 +348,15 @@ class DataFlow:
         empties: bool = False,
         is_item: bool = False,
         in_place: bool = False,
+        assigns: bool = False,
     ) -> None:
         repeats = self._repeats(scope, tests)
         line = getattr(target, "lineno", 0)
         in_place |= isinstance(target, ast.Subscript)
         change = Change(tuple(reads), scope, tests, made_of_itself, empties, is_item, repeats, line, in_place=in_place)
         stem = stem_of(target)
+        if assigns and isinstance(stem, ast.Name):
+            change = change._replace(target=stem)
         for key in self._keys_of(stem, scope) if isinstance(stem, ast.Name | ast.Attribute) else ():
             self._changes[key].append(change)
         while isinstance(stem, ast.Attribute) and not self._kinds(stem.value, scope):
@@ -462,6 +476,8 @@ class DataFlow:
         others' class depends on its attributes. places: to which all places of the slice are added that read a key.
         """
         found: dict[Key, int] = {}
+        taken: set[int] = set()  # changes, by identity
+        assigned: dict[Key, bool] = defaultdict(bool)  # whether there are changes that have not reached a read so far
         returned: set[ast.AST | tuple[ast.AST, int]] = set()
         changes = list(sinks)
         while changes:
@@ -470,16 +486,33 @@ class DataFlow:
                 line = getattr(expression, "lineno", 0) if change.repeats else sys.maxsize
                 around = change.tests if number < 0 else change.tests[:number]
                 for each in self._read(expression, change.scope):
-                    if not isinstance(each, Key):
+                    if not isinstance(each, Key | Use):
                         changes += self._results(each) if each not in returned else ()
                         returned.add(each)
                         continue
-                    more = self._changes.get(each, ()) if each not in found else ()
-                    changes += [one for one in more if parts or not one.of_part]
-                    found[each] = min(found.get(each, line), line)
+                    key, name = each if isinstance(each, Use) else (each, None)
+                    for one in self._changes.get(key, ()) if key not in found or assigned[key] else ():
+                        if id(one) in taken or (one.of_part and not parts):
+                            continue
+                        if self._reaches(one, name):
+                            taken.add(id(one))
+                            changes.append(one)
+                        else:
+                            assigned[key] = True
+                    found[key] = min(found.get(key, line), line)
                     if places is not None:
-                        places[each].append(Read(change.scope, around, line))
+                        places[key].append(Read(change.scope, around, line))
         return found
+
+    def _reaches(self, change: Change, name: ast.Name | None) -> bool:
+        """Return whether the value of a change may be the one that this place reads (`Reaching`)."""
+        if change.target is None or name is None:
+            return True
+        scope = change.scope.node
+        if scope not in self._reaching:
+            self._reaching[scope] = Reaching(scope).of
+        found = self._reaching[scope].get(name)
+        return found is None or change.target in found
 
     def _results(self, function: ast.AST | tuple[ast.AST, int]) -> Sequence[Change]:
         """Return what a function returns, or one item of it, if all of its results are tuples in the source."""
@@ -493,7 +526,7 @@ class DataFlow:
 
     def _read(
         self, node: ast.AST, scope: Scope, item: int | None = None
-    ) -> Iterator[Key | ast.AST | tuple[ast.AST, int]]:
+    ) -> Iterator[Key | Use | ast.AST | tuple[ast.AST, int]]:
         """Yield the keys that an expression reads, and the functions whose results it reads. item: of the results, the
         one that is read.
         """
@@ -503,7 +536,7 @@ class DataFlow:
                 return
         if isinstance(node, ast.Name):
             key = scope.key(node.id)
-            yield key
+            yield Use(key, node)
             if key in self._functions:  # handed on, and called later
                 yield self._functions[key]
             return
@@ -525,7 +558,7 @@ class DataFlow:
                 yield from self._read(node.func.value, scope)
             elif called and isinstance(node.func, ast.Name):
                 key = scope.key(node.func.id)
-                yield from (() if own else (key._replace(name=f"{key.name}()"),))
+                yield from (() if own else (Use(key._replace(name=f"{key.name}()"), node.func),))
             else:
                 yield from self._read(node.func, scope)
             if called and own:

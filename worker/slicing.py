@@ -1,11 +1,12 @@
 """The values on which the gradient of a loop body depends, according to the script's source: a backward slice (Weiser,
 1981).
 
-The slice begins at calls of `backward()`, `run.clip()` and `clip_grad_norm_()`, at assignments to `.grad`, and where the
-script seeds a generator or sets an option of an optimizer. A second one begins where the loop over epochs is left. A slice
-follows assignments, calls of the script's own functions and methods, and the conditions under which these run; the order of
-statements is left out. No code of the script runs. A value in the slice may act in a later step only, such as a counter that
-is compared with a threshold, or a memory that is read from some epoch on.
+The slice begins at calls of `backward()`, `run.clip()` and `clip_grad_norm_()`, at assignments to `.grad`, and where
+the script seeds a generator or sets an option of an optimizer. A second one begins where the loop over epochs is left.
+A slice follows assignments, calls of the script's own functions and methods, and the conditions under which these run.
+The order of statements counts for variables of one function (`reaching`), not for attributes. No code of the script
+runs. A value in the slice may act in a later step only, such as a counter that is compared with a threshold, or a
+memory that is read from some epoch on.
 
 Not all that is in the slice and differs is a fault: entries of a cache follow from their keys, and scratch memory is
 written before it is read. So a value is kept only if a statement makes it from its previous one, or an item is read before it
@@ -22,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import NamedTuple
 
-from .dataflow import Change, DataFlow, Key, Read, Scope, is_epochs, module_of_scope, stem_of
+from .dataflow import Change, DataFlow, Key, Read, Scope, Use, is_epochs, module_of_scope, stem_of
 from .kept import Difference, Kind, is_function_type, path_of_function
 from .liveness import read_first, target_names
 from .syntax import called_name, children, parameters, stored_names, walk
@@ -210,8 +211,6 @@ class Slice(DataFlow):
         found = []
         for key in {**self._of_gradient, **self._of_end}:
             for loop in self._loops_at(places) if isinstance(key.owner, ast.AST) else ():
-                if key.name not in read_first(loop.body):
-                    continue
                 changes = [each for each in self._changes.get(key, ()) if not each.of_part]
                 added = [
                     each
@@ -364,9 +363,8 @@ class Slice(DataFlow):
             return False
         if any(self._iterables.intersection(each.reads) for each in changes):
             return False  # an item of what a loop iterates over
-        added = [
-            (each, loop) for each in changes if each.made_of_itself for loop in training if loop.iter in each.tests
-        ]
+        left = [loop for loop in training if isinstance(key.owner, str) or key.name in read_first(loop.body)]
+        added = [(each, loop) for each in changes if each.made_of_itself for loop in left if loop.iter in each.tests]
         return any(
             not any(
                 each.scope is one.scope and each.line > (loop.end_lineno or 0)
@@ -443,9 +441,12 @@ class Slice(DataFlow):
             ):
                 return False
         for each in self._read(test, scope):
-            if not isinstance(each, Key):
+            if not isinstance(each, Key | Use):
                 return True
-            for change in self._changes.get(each, ()):
+            key, name = each if isinstance(each, Use) else (each, None)
+            for change in self._changes.get(key, ()):
+                if not self._reaches(change, name):
+                    continue
                 if change.line and (change.repeats or not self._iterables.isdisjoint(change.reads)):
                     return True
                 if (

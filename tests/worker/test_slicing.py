@@ -233,7 +233,8 @@ def train(model, batches):
         history.append(test(model))
     {end}
 
-model, found = train(model, batches)
+for fold in folds:
+    model, found = train(model, batches)
 """
     tree = ast.parse(source)
     sliced = Slice([tree], tree.body[0])
