@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
+from torch import nn
+
 from ..protocol.errors import PeerError
 from . import advice, collecting
 from .assigned import LONGEST, Source, Sources
@@ -179,7 +181,7 @@ class Looking:
             for key, module, line in found
             if (key.owner not in kinds if isinstance(key.owner, str) else not self._is_kept_by(key, looked_at))
             and not self.is_local(key.name)
-            and not self._sources.is_time(key.last_name)
+            and (key.name in sliced.names or not self._sources.is_time(key.last_name))
         }
 
     def _is_kept_by(self, key: Key, names: Collection[str]) -> bool:
@@ -406,8 +408,19 @@ class Looking:
     def _sliced(self) -> Slice | None:
         scope = self._sources.loop_scope
         if self._slice is None and scope is not None:
-            self._slice = Slice(self._sources.trees, scope)
+            modules = self.state.model.named_modules()
+            self._slice = Slice(self._sources.trees, scope, any(self._has_statistics(*each) for each in modules))
         return self._slice
+
+    def _has_statistics(self, name: str, module: nn.Module) -> bool:
+        """Return whether a call of the module in training mode changes its buffers, as batch normalization does."""
+        if type(module).__module__.startswith("torch."):
+            return getattr(module, "running_mean", None) is not None
+        owners = (type(module).__name__,)
+        return any(
+            self._sources.is_changed_outside(f"{name}.{each}", owners, {"__init__"})
+            for each, _ in module.named_buffers(recurse=False)
+        )
 
     def gradient_names(self) -> frozenset[str]:
         """Return the names of the variables and attributes on which, by the script's source, the gradient depends."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from .liveness import FUNCTIONS, free_names, is_function
 from .syntax import called_name, children, parameters, root_name, statements, stored_names, walk
 
-_HIDDEN = frozenset({"eval", "exec", "globals", "locals", "vars"})  # calls that may read or bind any variable
+_HIDDEN = frozenset({"eval", "exec", "globals", "locals", "vars"})  # functions that may read or bind any variable
 _SUPPRESSES = frozenset({"suppress", "raises"})  # contexts behind which a statement runs although one inside has failed
 
 _State = dict[str, frozenset[ast.Name]]  # assignments by variable, as their targets
@@ -31,7 +31,7 @@ class Reaching:
         self._continues: list[list[_State]] = []
         self._state: _State | None = {each.arg: frozenset() for each in parameters(scope)} if is_function(scope) else {}
         nodes = [each for statement in body for each in walk(statement)]
-        if not any(isinstance(each, ast.Call) and called_name(each) in _HIDDEN for each in nodes):
+        if _HIDDEN.isdisjoint(each.id for each in nodes if isinstance(each, ast.Name)):
             self._block(body)
 
     def _block(self, body: Iterable[ast.stmt]) -> None:

@@ -64,9 +64,11 @@ class _Test(NamedTuple):
 class Slice(DataFlow):
     """The backward slice of the gradient in these files."""
 
-    def __init__(self, trees: Sequence[ast.Module], loop_scope: ast.AST) -> None:
-        """trees and loop_scope: as for `DataFlow`."""
+    def __init__(self, trees: Sequence[ast.Module], loop_scope: ast.AST, statistics: bool = False) -> None:
+        """trees and loop_scope: as for `DataFlow`. statistics: whether a call of the model changes its buffers."""
         super().__init__(trees, loop_scope)
+        if statistics:
+            self._sinks += self._model_calls()
         self._reads: dict[Key, list[Read]] = defaultdict(list)
         self._of_gradient = self._follow(self._sinks, places=self._reads)  # with the first line that reads the key
         self._of_end = self._follow(self._leaves, places=self._reads)
@@ -335,6 +337,20 @@ class Slice(DataFlow):
                     if name in _OF_PROCESS or (name in _TEMPORARY and not self._repeats(change.scope, change.tests)):
                         found.append((ast.unparse(made), module_of_scope(change.scope), made.lineno))
         return found
+
+    def _model_calls(self) -> Iterator[Change]:
+        """Yield the calls of variables and attributes, such as models, except behind `.eval()` in the same function."""
+        modes: dict[ast.AST, list[tuple[int, str]]] = defaultdict(list)  # lines of `.eval()` and `.train()` by function
+        for call, scope, _ in self._calls:
+            if called_name(call) in ("eval", "train"):
+                modes[scope.node].append((call.lineno, called_name(call)))
+        for call, scope, tests in self._calls:
+            before = [each for each in sorted(modes[scope.node]) if each[0] < call.lineno]
+            if isinstance(call.func, ast.Name | ast.Attribute) and (not before or before[-1][1] == "train"):
+                keys = [key for key in self._keys_of(call.func, scope) if key not in self._functions]
+                made = [value for key in keys for each in self._changes.get(key, ()) for value in each.reads]
+                if made and not all(isinstance(each, ast.Call) and called_name(each).endswith("Loss") for each in made):
+                    yield Change((call.func, *call.args), scope, tests, False, False)
 
     def _reached(self, body: Iterable[ast.stmt], scope: Scope) -> set[ast.AST]:
         """Return the script's own functions that these statements of a function or module call, directly or indirectly."""

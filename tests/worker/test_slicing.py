@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 
 import pytest
 
@@ -64,6 +65,8 @@ def test_a_number_that_decides_about_the_loss_is_carried(body: str) -> None:
         "if n is None:\n    n = len(x)\n(f(model(x)) / n).backward()",
         "if not n:\n    n = x.device\nf(model(x.to(n))).backward()",
         "loss = f(model(x))\nwriter.add_scalar('loss', loss, n)\nloss.backward()\nn += len(x)",
+        "out = model(x)\nf(out).backward()\nn += 1\nif n % 8 == 0:\n    out = model(fixed)\n    images.append(out)",
+        "loss = f(model(x))\nloss.backward()\nn += 1\nif n % 8 == 0:\n    loss = n * loss.item()\n    print(loss)",
     ],
 )
 def test_a_number_for_logs_and_one_that_is_filled_in_once_are_not(body: str) -> None:
@@ -105,6 +108,27 @@ def test_a_memory_is_carried(kind: Kind, body: str) -> None:
 )
 def test_a_cache_scratch_memory_and_a_history_are_not(kind: Kind, body: str) -> None:
     assert not carries(body, "m", kind)
+
+
+@pytest.mark.parametrize(
+    ("call", "carried"),
+    [
+        ("sample = model(fixed)", True),
+        ("model.train()\nsample = model(fixed)", True),
+        ("sample = draw(model, fixed)", True),
+        ("model.eval()\nsample = model(fixed)\nmodel.train()", False),
+        ("sample = criterion(fixed, x)", False),
+        ("sample = torch.randn(4)", False),
+        ("sample = fixed.clone()", False),
+    ],
+)
+def test_a_number_that_decides_when_a_model_with_statistics_is_called_is_carried(call: str, carried: bool) -> None:
+    before = "criterion = nn.MSELoss()\ndef draw(net, noise):\n    return net(noise)\n"
+    body = f"f(model(x)).backward()\nn += 1\nif n % 8 == 0:\n{textwrap.indent(call, '    ')}"
+    tree = parse(f"{before}{LOOP}{textwrap.indent(body, 8 * ' ')}")
+    difference = Difference("n", Node(1, Kind.PLAIN, "int"), None)
+    assert Slice([tree], tree, statistics=True).carries(difference) is carried
+    assert not Slice([tree], tree).carries(difference)
 
 
 def test_functions_and_methods_of_the_script_are_followed() -> None:
@@ -665,6 +689,17 @@ def test_a_value_that_follows_from_what_bodies_add_up_is_each_workers_own(betwee
 )
 def test_a_value_of_a_validation_is_the_same_on_all_workers(between: str) -> None:
     assert not follows_from_bodies(between, VALIDATE)
+
+
+def test_what_each_body_makes_before_it_reads_it_is_not_added_up() -> None:
+    body = "        hidden = zeros(x)\n        out, hidden = model(x, hidden)\n        f(out, y).backward()\n"
+    between = "    out, _ = model(others, zeros(others))\n    best = max(best, g(hidden))\n"
+    tree = parse(f"best = 0\nfor epoch in run.epochs(4):\n    for x, y in batches:\n{body}{between}")
+    node = Node(1, Kind.PLAIN, "float")
+    assert not Slice([tree], tree).follows_from_bodies(Difference("best", node, node), loops(tree))
+    rest = body.partition("\n")[2]
+    tree = parse(f"best = hidden = 0\nfor epoch in run.epochs(4):\n    for x, y in batches:\n{rest}{between}")
+    assert Slice([tree], tree).follows_from_bodies(Difference("best", node, node), loops(tree))
 
 
 def test_a_function_for_both_phases_leaves_open_which_of_its_results_is_used() -> None:
