@@ -408,9 +408,21 @@ class Looking:
     def _sliced(self) -> Slice | None:
         scope = self._sources.loop_scope
         if self._slice is None and scope is not None:
-            modules = self.state.model.named_modules()
-            self._slice = Slice(self._sources.trees, scope, any(self._has_statistics(*each) for each in modules))
+            modules = list(self.state.model.named_modules())
+            statistics = any(self._has_statistics(*each) for each in modules)
+            self._slice = Slice(
+                self._sources.trees, scope, statistics, any(self._has_modes(each) for _, each in modules)
+            )
         return self._slice
+
+    def _has_modes(self, module: nn.Module) -> bool:
+        """Return whether the module computes other values in training mode."""
+        if not type(module).__module__.startswith("torch."):
+            return self._sources.reads(type(module).__name__, "training")
+        rates = getattr(module, "p", 0), getattr(module, "dropout", 0)  # of dropout; in a Transformer it is a module
+        return getattr(module, "running_mean", None) is not None or any(
+            isinstance(each, float) and each for each in rates
+        )
 
     def _has_statistics(self, name: str, module: nn.Module) -> bool:
         """Return whether a call of the module in training mode changes its buffers, as batch normalization does."""

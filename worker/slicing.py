@@ -64,11 +64,16 @@ class _Test(NamedTuple):
 class Slice(DataFlow):
     """The backward slice of the gradient in these files."""
 
-    def __init__(self, trees: Sequence[ast.Module], loop_scope: ast.AST, statistics: bool = False) -> None:
-        """trees and loop_scope: as for `DataFlow`. statistics: whether a call of the model changes its buffers."""
+    def __init__(
+        self, trees: Sequence[ast.Module], loop_scope: ast.AST, statistics: bool = False, modes: bool = False
+    ) -> None:
+        """trees and loop_scope: as for `DataFlow`. statistics: whether a call of the model changes its buffers. modes: whether
+        the model computes other values in training mode.
+        """
         super().__init__(trees, loop_scope)
-        if statistics:
-            self._sinks += self._model_calls()
+        # What acts on the model and not by the gradient, so in later loop bodies
+        self._of_model = [*(self._model_calls() if statistics else ()), *(self._mode_changes() if modes else ())]
+        self._sinks += self._of_model
         self._reads: dict[Key, list[Read]] = defaultdict(list)
         self._of_gradient = self._follow(self._sinks, places=self._reads)  # with the first line that reads the key
         self._of_end = self._follow(self._leaves, places=self._reads)
@@ -264,7 +269,8 @@ class Slice(DataFlow):
         # A number of the header that is read behind the gradient acts in later bodies alone, by what lives until then
         sinks = [one for each in self._sinks if header in each.tests for one in each.reads if isinstance(one, ast.expr)]
         behind = max((each.lineno for each in sinks), default=loop.end_lineno or 0)
-        living = self._follow([each for key in left & self._of_gradient.keys() for each in self._changes.get(key, ())])
+        lives = [each for key in left & self._of_gradient.keys() for each in self._changes.get(key, ())]
+        living = self._follow([*lives, *self._of_model])
         found: dict[Key, tuple[ast.AST, int]] = {}
         for key in {**self._of_gradient, **self._of_end, **self._of_saved}:
             changes = [each for each in self._changes.get(key, ()) if not each.of_part]
@@ -338,14 +344,31 @@ class Slice(DataFlow):
                         found.append((ast.unparse(made), module_of_scope(change.scope), made.lineno))
         return found
 
+    @functools.cached_property
+    def _modes(self) -> Mapping[ast.AST, Sequence[tuple[int, str]]]:
+        """Calls of `.eval()` and `.train()` by function: lines and names, in their order."""
+        found: dict[ast.AST, list[tuple[int, str]]] = defaultdict(list)
+        for call, scope, _ in self._calls:
+            if called_name(call) in ("eval", "train") and isinstance(call.func, ast.Attribute):
+                found[scope.node].append((call.lineno, called_name(call)))
+        return {node: sorted(each) for node, each in found.items()}
+
+    def _mode_changes(self) -> Iterator[Change]:
+        """Yield the calls of `.eval()` that leave the mode to later loop bodies: no `.train()` follows in the same function, nor
+        does each body call it.
+        """
+        loops = {loop.iter for loop, _ in self._training}
+        if any(called_name(call) == "train" and tests and tests[-1] in loops for call, _, tests in self._calls):
+            return
+        for call, scope, tests in self._calls:
+            behind = [name for line, name in self._modes.get(scope.node, ()) if line > call.lineno]
+            if called_name(call) == "eval" and isinstance(call.func, ast.Attribute) and "train" not in behind:
+                yield Change((call.func.value,), scope, tests, False, False)
+
     def _model_calls(self) -> Iterator[Change]:
         """Yield the calls of variables and attributes, such as models, except behind `.eval()` in the same function."""
-        modes: dict[ast.AST, list[tuple[int, str]]] = defaultdict(list)  # lines of `.eval()` and `.train()` by function
-        for call, scope, _ in self._calls:
-            if called_name(call) in ("eval", "train"):
-                modes[scope.node].append((call.lineno, called_name(call)))
         for call, scope, tests in self._calls:
-            before = [each for each in sorted(modes[scope.node]) if each[0] < call.lineno]
+            before = [each for each in self._modes.get(scope.node, ()) if each[0] < call.lineno]
             if isinstance(call.func, ast.Name | ast.Attribute) and (not before or before[-1][1] == "train"):
                 keys = [key for key in self._keys_of(call.func, scope) if key not in self._functions]
                 made = [value for key in keys for each in self._changes.get(key, ()) for value in each.reads]

@@ -131,6 +131,28 @@ def test_a_number_that_decides_when_a_model_with_statistics_is_called_is_carried
     assert not Slice([tree], tree).carries(difference)
 
 
+@pytest.mark.parametrize(
+    ("call", "carried"),
+    [
+        ("model.eval()", True),
+        ("show(model)", True),
+        ("validate(model)", False),
+        ("model.eval()\nprint(model(fixed))\nmodel.train()", False),
+        ("eval(text)", False),
+    ],
+)
+@pytest.mark.parametrize("first", ["", "model.train()\n"])
+def test_a_number_that_decides_when_bodies_leave_the_training_mode_is_carried(
+    call: str, carried: bool, first: str
+) -> None:
+    functions = "def show(net):\n    net.eval()\ndef validate(net):\n    net.eval()\n    test(net)\n    net.train()\n"
+    body = f"{first}f(model(x)).backward()\nn += 1\nif n % 8 == 0:\n{textwrap.indent(call, '    ')}"
+    tree = parse(f"{functions}{LOOP}{textwrap.indent(body, 8 * ' ')}")
+    difference = Difference("n", Node(1, Kind.PLAIN, "int"), None)
+    assert Slice([tree], tree, modes=True).carries(difference) is (carried and not first)
+    assert not Slice([tree], tree).carries(difference)
+
+
 def test_functions_and_methods_of_the_script_are_followed() -> None:
     gate = "def gate(step):\n    if step < 1000:\n        return 0.0\n    return 1.0\n"
     assert carries("(gate(n) * f(x)).backward()\nn += 1", "n", Kind.PLAIN, gate)
