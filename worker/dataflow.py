@@ -36,6 +36,9 @@ _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm", "clip_gradients"})
 _ENDS = _SEEDS | _CLIPS  # functions with arguments on which gradients depend
 CALLS = 3  # of functions within each other through which a change of an object is followed back
 _CALLED = ("forward", "__call__")
+_BY_NAME = frozenset(
+    {"asdict", "astuple", "getattr", "vars"}
+)  # functions that may read any attribute of their argument
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
 
 
@@ -136,6 +139,9 @@ class DataFlow:
         # Module and line of the first call of a variable's method, which may change it
         self._uses: dict[Key, tuple[ast.AST, int]] = {}
         self._calls: list[tuple[ast.Call, Scope, tuple[ast.expr, ...]]] = []
+        self._statements: list[
+            tuple[ast.stmt, Scope, tuple[ast.expr, ...]]
+        ] = []  # that may act beside binding variables
         for tree in trees:
             self._declare(tree.body, Scope(tree, frozenset()), None)
         for tree in trees:
@@ -199,6 +205,9 @@ class DataFlow:
                 self._items[scope.node].append(value.elts if isinstance(value, ast.Tuple) else ())
             case ast.Break() | ast.Return() if any(is_epochs(each) for each in tests):
                 self._leaves.append(Change((), scope, tests, False, False))
+            case ast.Expr(value=ast.Call()) | ast.Assert() | ast.Raise() | ast.With() | ast.AsyncWith():
+                self._statements.append((node, scope, tests))
+        match node:
             case ast.If(test=test) | ast.While(test=test):
                 tests = (*tests, test)
             case ast.For(target=target, iter=iterable) | ast.AsyncFor(target=target, iter=iterable):
@@ -541,6 +550,7 @@ class DataFlow:
                 yield self._functions[key]
             return
         if isinstance(node, ast.Attribute):
+            yield from self._every_attribute(node.value, scope) if node.attr == "__dict__" else ()
             yield from self._keys_of(node, scope)
             yield from (each.node for each in self._properties(node, scope))
             yield from self._read(node.value, scope)
@@ -550,6 +560,8 @@ class DataFlow:
             name = called_name(node) if isinstance(node.func, ast.Attribute) else ""
             if name in _OF_RUN and (name != "join" or not node.args):  # `os.path.join(…)` is another function
                 return
+            if called_name(node) in _BY_NAME and node.args:
+                yield from self._every_attribute(node.args[0], scope)
             called = self._called(node, scope)
             for function, _ in called:
                 yield function.node if item is None else (function.node, item)
@@ -567,11 +579,16 @@ class DataFlow:
         for child in parts:
             yield from self._read(child, scope)
 
+    def _every_attribute(self, node: ast.expr, scope: Scope) -> Iterator[Key]:
+        """Yield the attributes that an object may have of the script's own classes."""
+        for kind in self._kinds(node, scope) or self._classes:
+            yield from (Key(kind, name) for name in self._attributes[kind])
+
     def _properties(self, node: ast.Attribute, scope: Scope) -> list[Scope]:
         """Return the properties of the script's own classes that this attribute may read."""
         kinds = self._kinds(node.value, scope)
         found = [inner for kind, inner in self._methods.get(node.attr, ()) if not kinds or kind in kinds]
-        return [each for each in found if _is_property(each.node)]
+        return [each for each in found if is_property(each.node)]
 
 
 def _negated(test: ast.expr) -> ast.expr:
@@ -599,7 +616,7 @@ def module_of_scope(scope: Scope) -> ast.AST:
     return scope.node
 
 
-def _is_property(function: ast.AST) -> bool:
+def is_property(function: ast.AST) -> bool:
     return any(ast.unparse(each).endswith("property") for each in getattr(function, "decorator_list", ()))
 
 

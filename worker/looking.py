@@ -32,9 +32,9 @@ from .kept import CACHE, Difference, Kind, Node, Reach, differences, root_of, va
 from .own_code import consumers, directories, is_own_file, loop_frame, module_of, variables_in, variables_of_loop
 from .reachable import Limits, look
 from .save_calls import is_part, names_place
-from .slicing import Slice
 from .state.training_state import TrainingState
 from .syntax import called_name, walk
+from .unused import Uses
 from .value_kinds import leave_out, names_within
 
 ENVIRONMENT = "os.environ"
@@ -84,7 +84,7 @@ class Looking:
     # Variables that code between epochs changes by the source, perhaps to an equal value in the first epoch
     set_at_epochs: Sequence[Difference] = ()
     _epoch: Reach | None = None  # the values of `_derived` when the present pass began
-    _slice: Slice | None = None  # of the gradient; made when first used
+    _slice: Uses | None = None  # of the gradient; made when first used
     # Of the headers of the loops over batches: file and line
     _places: set[tuple[str, int]] = field(default_factory=set)
     # Variables that refer to objects of the job: other values in these objects are not saved
@@ -246,13 +246,15 @@ class Looking:
         return told and _is_of_data(difference) and not self._is_changed_in_loop(difference)
 
     def undecided(self, lost: Sequence[Difference]) -> list[Difference]:
-        """Return those of the names of `lost` that may have an effect, by the script's source: not only a log reads them."""
-        return [each for each in lost if not all(map(self._is_only_logged, each.by_each_name))]
+        """Return those of the names of `lost` that may have an effect, by the script's source."""
+        return [each for each in lost if not self.is_for_logs(each)]
 
     def is_for_logs(self, difference: Difference) -> bool:
         """Return whether, by the script's source, the value is a time, or only a log reads it."""
         every = difference.by_each_name
-        return all(map(self._is_only_logged, every)) or any(self._sources.is_time(each.name) for each in every)
+        if all(map(self._is_only_logged, every)) or any(self._sources.is_time(each.name) for each in every):
+            return True
+        return (sliced := self._sliced()) is not None and sliced.is_without_effect(difference)
 
     def _is_only_logged(self, difference: Difference) -> bool:
         return root_of(difference.name) in self._sources.only_logged
@@ -405,12 +407,12 @@ class Looking:
         """Return whether, by the script's source, the value decides when the loop ends."""
         return (sliced := self._sliced()) is not None and sliced.ends(difference)
 
-    def _sliced(self) -> Slice | None:
+    def _sliced(self) -> Uses | None:
         scope = self._sources.loop_scope
         if self._slice is None and scope is not None:
             modules = list(self.state.model.named_modules())
             statistics = any(self._has_statistics(*each) for each in modules)
-            self._slice = Slice(
+            self._slice = Uses(
                 self._sources.trees, scope, statistics, any(self._has_modes(each) for _, each in modules)
             )
         return self._slice

@@ -28,7 +28,7 @@ from .kept import Difference, Kind, is_function_type, path_of_function
 from .liveness import read_first, target_names
 from .syntax import called_name, children, parameters, stored_names, walk
 
-_KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
+KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
 _SIZES = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})  # of a tensor; not its values
 _ARGUMENT = re.compile(r"(\w+)\((\w+)\)(?:\[([^\]]*)\])?")
 _OF_TYPES = frozenset({"getattr", "hasattr", "isinstance", "len"})
@@ -41,6 +41,7 @@ _OF_DATA = frozenset({"batch_sampler", "collate_fn", "dataset", "sampler"})  # a
 _UPDATES = frozenset({"before_update", "after_update"})
 _RUN_BY_OTHERS = ("__call__", "__getitem__", "__getitems__", "__iter__", "__next__")  # methods of objects
 _HARMLESS = frozenset({"copy", "count", "get", "index", "item", "items", "keys", "mean", "values"})  # methods
+MODES = frozenset({"eval", "train"})  # methods of modules
 _TRAINS = frozenset({"training"})  # attributes that have one value in all loop bodies
 
 
@@ -349,7 +350,7 @@ class Slice(DataFlow):
         """Calls of `.eval()` and `.train()` by function: lines and names, in their order."""
         found: dict[ast.AST, list[tuple[int, str]]] = defaultdict(list)
         for call, scope, _ in self._calls:
-            if called_name(call) in ("eval", "train") and isinstance(call.func, ast.Attribute):
+            if called_name(call) in MODES and isinstance(call.func, ast.Attribute):
                 found[scope.node].append((call.lineno, called_name(call)))
         return {node: sorted(each) for node, each in found.items()}
 
@@ -422,7 +423,7 @@ class Slice(DataFlow):
                 sinks, parts=False
             )  # the script has added the attribute, which others' code does not know
         kind = difference.node.kind
-        if found.keys().isdisjoint(keys) or difference.in_data or kind not in _KEPT:
+        if found.keys().isdisjoint(keys) or difference.in_data or kind not in KEPT:
             return False
         made = [(change, key) for key in keys for change in self._changes_of(key)]
         made = [(each, key) for each, key in made if each.repeats and not _fills(each, key.name)]

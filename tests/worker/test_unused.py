@@ -1,0 +1,128 @@
+"""Values that reach displays alone, and others, by the script's source."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from elasticd.worker.kept import Difference, Kind, Node
+from elasticd.worker.syntax import parse
+from elasticd.worker.unused import Uses
+
+METER = """
+class Meter:
+    def __init__(self, name):
+        self.name, self.total, self.count, self.ratio = name, 0.0, 0, 0.0
+
+    def update(self, value, n=1):
+        self.total += value * n
+        self.count += n
+        self.ratio = self.total / self.count
+
+    @property
+    def average(self):
+        return self.total / self.count
+
+    def __str__(self):
+        return "{name} {ratio:.3f}".format(**self.__dict__)
+
+n = 0
+meter = Meter("loss")
+run = elastic.join()
+model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
+for epoch in run.epochs(4):
+    for x, y in batches:
+        loss = f(model(x), y)
+        loss.backward()
+        optimizer.step()
+        meter.update(loss.item(), len(x))
+        n += 1
+{body}
+{between}
+"""
+
+
+def is_without_effect(name: str, owners: tuple[str, ...], body: str = "", between: str = "", before: str = "") -> bool:
+    text = METER.replace("{body}", textwrap.indent(body, 8 * " ")).replace(
+        "{between}", textwrap.indent(between, 4 * " ")
+    )
+    tree = parse(before + text)
+    return Uses([tree], tree).is_without_effect(Difference(name, Node(1, Kind.PLAIN, "int"), None, owners))
+
+
+LOGGED = [
+    "print(f'{n} {meter}')",
+    "if n % 10 == 0:\n    print(meter.average, n)",
+    "logger.info('%s %d', meter, n)",
+    "shown = f'{n}: {meter.total / meter.count}'\nif n > 3:\n    print(shown)",
+    "with torch.no_grad():\n    print(n, meter.count)",
+    "writer.add_scalar('loss', meter.average, n)",
+    "steps = []\nsteps.append((n, meter.average))",
+]
+ACTS = [
+    "if n > 3 and meter.average < 1:\n    run.stop()",
+    "(loss * n * meter.average).backward()",
+    "torch.save({'n': n, 'mean': meter.average}, path)",
+    "send(n, meter.average)",
+    "if n > 3 and meter.count > 3:\n    model.reset()",
+    "for p in model.parameters():\n    p.data.mul_(n * meter.average)",
+    "for p in model.parameters():\n    p -= n * meter.count",
+    "for group in optimizer.param_groups:\n    group['lr'] = 1 / (n + meter.count)",
+    "raise ValueError(n + meter.count)",
+    "with scaled(n, meter.total, meter.count):\n    g(x)",
+    "model.scale = n * meter.average",
+    "first = model.layers[0]\nfirst.rate = n + meter.count",
+    "steps = all_steps['train']\nsteps.append(n + meter.count)",
+    "assert n < 100 and meter.average > 0",
+]
+
+
+@pytest.mark.parametrize("body", LOGGED)
+@pytest.mark.parametrize(
+    ("name", "owners"), [("n", ()), ("meter.count", ("Meter",)), ("shown.meter.total", ("function", "Meter"))]
+)
+def test_what_only_displays_read_has_no_effect(body: str, name: str, owners: tuple[str, ...]) -> None:
+    assert is_without_effect(name, owners, body)
+    assert is_without_effect(name, owners, between=body)
+
+
+@pytest.mark.parametrize("body", ACTS)
+@pytest.mark.parametrize(("name", "owners"), [("n", ()), ("meter.count", ("Meter",))])
+def test_what_other_statements_read_may_act(body: str, name: str, owners: tuple[str, ...]) -> None:
+    assert not is_without_effect(name, owners, body)
+    assert not is_without_effect(name, owners, between=body)
+
+
+@pytest.mark.parametrize(
+    ("name", "owners", "body"),
+    [
+        ("meter.count", ("Meter",), "pickle.dump(meter, file)"),
+        ("meters['loss'].count", ("dict", "Meter"), "torch.save({'meters': meters}, path)"),
+        ("meter.count", ("Meter",), "logged = vars(meter)\nsend(logged)"),
+        ("meter.count", ("dict",), ""),
+        ("bar.n", ("tqdm",), ""),
+        ("unknown", (), ""),
+    ],
+)
+def test_objects_that_others_get_may_act_by_any_part(name: str, owners: tuple[str, ...], body: str) -> None:
+    assert not is_without_effect(name, owners, body)
+
+
+def test_attributes_of_a_class_with_a_base_of_others_may_act() -> None:
+    before = "class Timer(threading.Thread):\n    def tick(self):\n        self.ticks += 1\n"
+    assert not is_without_effect("timer.ticks", ("Timer",), before=before)
+    assert is_without_effect("timer.ticks", ("Timer",), before=before.replace("(threading.Thread)", ""))
+
+
+def test_results_of_functions_that_others_call_may_act() -> None:
+    before = "class Scale:\n    def {}(self):\n        return self.rate\n    def fall(self):\n        self.rate -= 1\n"
+    assert not is_without_effect("scale.rate", ("Scale",), before=before.format("__len__"))
+    assert is_without_effect("scale.rate", ("Scale",), before=before.format("__str__"))
+
+
+def test_variables_of_a_generator_are_found_by_its_name() -> None:
+    body = "    for x in batches:\n        yield x\n        print(end)\n        end = end + 1\n"
+    before = f"def timed(batches):\n    end = 0\n{body}"
+    assert is_without_effect("timed.end", (), before=before)
+    assert not is_without_effect("timed.end", (), before=before.replace("yield x", "yield x, end"))

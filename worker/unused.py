@@ -1,0 +1,144 @@
+"""Values of a script that have no effect but on displays, according to the script's source.
+
+Such values may differ between workers, and be lost by a restart, without a word: counters and meters that only reach `print`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Mapping, Sequence
+
+from .dataflow import Change, Key, Scope, is_property
+from .kept import Difference, Kind, is_function_type, path_of_function
+from .logged import LOGS
+from .slicing import KEPT, MODES, Slice
+from .syntax import called_name, children, mutates
+
+# Functions whose results depend on values of their arguments, not on attributes
+_OF_VALUES = frozenset(
+    """
+    abs all any bool dict enumerate float hasattr id int isinstance issubclass iter len list map max min next range repr reversed
+    round set sorted str sum super tuple type zip
+    """.split()  # noqa: SIM905
+)
+_CONTEXTS = frozenset({"autocast", "enable_grad", "inference_mode", "no_grad", "nullcontext", "record_function"})
+_NEW = frozenset({"defaultdict", "deque", "dict", "list", "set", "sorted"})  # functions whose results are new objects
+_DISPLAYS = frozenset({"__repr__", "__str__", "__format__"})
+# Objects of which code of others reads attributes
+_OF_OTHERS = frozenset({Kind.DATA, Kind.ITERATOR, Kind.MODEL, Kind.MODULE})
+
+
+class Uses(Slice):
+    """The slice of the gradient, and what else depends on a value."""
+
+    def is_without_effect(self, difference: Difference) -> bool:
+        """Return whether, by the source, only displays and other such values depend on this value: nothing that trains, that is
+        saved, that ends the loop, that reads samples, or that code of others may do.
+
+        The value is a variable's, or an attribute's of one of the script's own classes.
+        """
+        if difference.node.kind not in KEPT or not _OF_OTHERS.isdisjoint(difference.holders):
+            return False
+        return all(map(self._has_no_effect, difference.by_each_name))
+
+    def _has_no_effect(self, difference: Difference) -> bool:
+        root, *parts = re.findall(r"\w+|\[[^\]]*\]", difference.name)
+        attributes = [number for number, part in enumerate(parts) if not part.startswith("[")]
+        holders = [root, *parts][: attributes[-1] + 1 if attributes else 0]
+        if not self._handed.isdisjoint(holders) or "(" in difference.name:
+            return False
+        if not attributes:
+            keys = [Key(each, root) for each in dict.fromkeys(self._places)]
+        else:
+            last = attributes[-1]
+            owner, name = "".join(difference.owners[last - len(parts) :][:1]), parts[last]
+            if is_function_type(owner):
+                keys = self._keys_of_closure(path_of_function(owner), name)
+            elif self._is_own(owner):
+                keys = [Key(kind, name) for kind in self._with_bases([owner])]
+            else:  # a variable of a generator, or of others' objects
+                keys = [scope.key(name) for scope in self._scopes.values() if not last and scope.path[-1:] == (root,)]
+        found = set(keys)
+        changed = any(self._changes.get(key) for key in keys)
+        acting = (self._acting, self._of_data[0], self._of_hooks[0])
+        return changed and all(found.isdisjoint(each) for each in acting)
+
+    def _is_own(self, kind: str) -> bool:
+        """Return whether the script defines this class and all of its bases."""
+        bases = self._classes[kind].bases if kind in self._classes else [ast.Constant(None)]
+        return all(isinstance(each, ast.Name) and (each.id == "object" or self._is_own(each.id)) for each in bases)
+
+    @functools.cached_property
+    def _handed(self) -> frozenset[str]:
+        """The names of variables and attributes whose objects code of others gets, which may read any part of them."""
+        found: set[str] = set()
+        for call, scope, _ in self._calls:
+            if called_name(call) in LOGS | _OF_VALUES or self._called(call, scope):
+                continue
+            todo: list[ast.AST] = [*call.args, *(each.value for each in call.keywords)]
+            while todo:
+                node = todo.pop()
+                if isinstance(node, ast.Name | ast.Attribute):
+                    found.add(node.id if isinstance(node, ast.Name) else node.attr)
+                elif isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict | ast.Starred | ast.Lambda):
+                    todo += children(node)
+        return frozenset(found)
+
+    @functools.cached_property
+    def _acting(self) -> Mapping[Key, int]:
+        """The keys on which something depends that is no display."""
+        sinks = [*self._sinks, *self._leaves, *self._saves]
+        for node, scope, tests in self._statements:
+            if read := self._effect(node, scope):
+                sinks.append(Change(tuple(read), scope, tests, False, False))
+        for changes in self._changes.values():
+            if any(map(self._binds_shared, changes)):
+                sinks += [each for each in changes if _is_in_place(each)]
+        called = {inner.node for call, scope, _ in self._calls for inner, _ in self._called(call, scope)}
+        for function, results in self._returns.items():
+            if function not in called and not is_property(function) and getattr(function, "name", "") not in _DISPLAYS:
+                sinks += results  # code of others calls it
+        return self._follow(sinks)
+
+    def _effect(self, node: ast.stmt, scope: Scope) -> Sequence[ast.AST]:
+        """Return the expressions on which the effect of a statement depends; none if it has none beside what its own functions
+        do, and the changes of variables.
+        """
+        match node:
+            case ast.With(items=items) | ast.AsyncWith(items=items):
+                return [each.context_expr for each in items if _name(each.context_expr) not in _CONTEXTS]
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=value, attr=name)) as call):
+                if name in self._methods:
+                    return [] if self._kinds(value, scope) else [call]
+                changes = mutates(name) and not name.endswith("_")  # of a tensor, which may be a parameter
+                return [] if name in LOGS | MODES or changes else [call]
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name)) as call):
+                return [] if name in LOGS or self._called(call, scope) else [call]
+        return children(node)
+
+    def _binds_shared(self, change: Change) -> bool:
+        """Return whether a statement binds a variable or attribute to an object that may have other names.
+
+        A parameter does not count: what its function changes counts for the variable of the caller.
+        """
+        if not change.line or _is_in_place(change):
+            return False
+        if not self._iterables.isdisjoint(change.reads):
+            return True
+        return any(
+            not (_name(each) in _NEW or _name(each)[:1].isupper())
+            if isinstance(each, ast.Call)
+            else isinstance(each, ast.Name | ast.Attribute | ast.Subscript)
+            for each in change.reads
+        )
+
+
+def _is_in_place(change: Change) -> bool:
+    """Return whether a statement changes an object, or may do so, as `+=` does with a tensor."""
+    return change.in_place or change.is_item or change.of_part or (change.made_of_itself and change.target is None)
+
+
+def _name(node: ast.expr) -> str:
+    return called_name(node) if isinstance(node, ast.Call) else ""
