@@ -127,13 +127,19 @@ def _by_changed_name(difference: Difference, sources: Sources) -> Difference:
     return next((each for each in names if sources.is_changed_in_loop(each.name, each.owners)), difference)
 
 
-# Errors of a script that uses a value before creating it.
-UNBOUND = (NameError, AttributeError, KeyError, TypeError)
+# Errors of a script that uses a value before creating it, or that counts and collects in loop bodies and had too few
+_TOO_FEW = (ZeroDivisionError, IndexError, ValueError)
+UNBOUND = (NameError, AttributeError, KeyError, TypeError, *_TOO_FEW)
 
 
 def of_error(error: BaseException, sources: Sources) -> str:
     """Explain why a joining worker's script has raised this error, of `UNBOUND`, in code that other workers have run."""
     reason = of_unbound(error, sources) if isinstance(error, NameError | AttributeError) else None
+    if isinstance(error, _TOO_FEW):
+        reason = (
+            "it has run few loop bodies of the epoch, or none, so what they count or collect is incomplete here: use the job's "
+            "averages, run.mean(…) in the body and run.means behind it, or keep the value by run.state(…)"
+        )
     if reason is None:
         reason = "the script keeps something that an earlier step has made: register it: run.state(...)"
     return f"{type(error).__name__}: {error}: {reason}"

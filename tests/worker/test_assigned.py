@@ -86,6 +86,7 @@ def test_an_error_of_a_newcomers_script_is_told_with_the_line_that_makes_the_val
     )
     assert "state = run.state(n=...)" in told
     assert "run.state(...)" in advice.of_error(KeyError("first"), loop)
+    assert "run.mean(…)" in advice.of_error(IndexError("list index out of range"), loop)
 
 
 def test_an_unbound_name_has_a_reason_only_where_the_loop_assigns_it_in_functions_too() -> None:

@@ -243,6 +243,13 @@ def test_a_newcomer_whose_loop_bodies_set_other_hyperparameters_ends_alone(tmp_p
     assert outcome.states == {0: alone(train, tmp_path, "rate_from_a_counter")}
 
 
+def test_a_newcomer_with_too_few_bodies_for_what_follows_the_epoch_ends(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="mean_of_an_epochs_bodies")
+    assert outcome.codes == [0, exits.UNLIKE], outcome.told
+    assert "ZeroDivisionError: float division by zero: it has run few loop bodies of the epoch" in outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, "mean_of_an_epochs_bodies")}
+
+
 def test_a_newcomer_with_other_data_ends_and_is_told_so(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=3, case="data_that_differ")
     assert outcome.codes == [0, exits.UNLIKE, exits.UNLIKE], outcome.told

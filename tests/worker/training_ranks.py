@@ -30,7 +30,6 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -236,8 +235,8 @@ def fork(worker: Callable[[], None]) -> int:
         return pid
     try:
         worker()
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         os._exit(1)
     os._exit(0)
 

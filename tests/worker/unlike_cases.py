@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -702,4 +703,18 @@ def scale_in_the_update(run: Run) -> list[Any]:
         for x, y in batches:
             (functional.cross_entropy(model(x), y) * scale).backward()
             optimizer.step()
+    return ended(run, model)
+
+
+def mean_of_an_epochs_bodies(run: Run) -> list[Any]:
+    """Code behind the loop over batches divides by the number of the last body."""
+    model, optimizer, batches = prepared(run)
+    for _ in run.epochs(EPOCHS):
+        total = 0.0
+        for index, (x, y) in enumerate(batches):  # noqa: B007
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        logging.getLogger("mean").debug(total / index)
     return ended(run, model)
