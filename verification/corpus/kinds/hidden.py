@@ -322,4 +322,16 @@ SCRIPTS: tuple[Script, ...] = (
         "state = run.state(baseline=baseline)",
         ((_JOIN, _JOIN + "state = run.state(baseline=baseline)\n"),),
     ),
+    Script(
+        "gan_snapshots_in_bodies",
+        FOUND,
+        "iters",
+        "state = run.state(iters=0)",
+        (
+            ("iters = 0\n", "state = run.state(iters=0)\n"),
+            ("iters % 8", "state.iters % 8"),
+            ("iters += 1", "state.iters += 1"),
+        ),
+    ),
+    Script("hidden_made_in_each_body", EQUAL),
 )

@@ -385,16 +385,4 @@ SCRIPTS: tuple[Script, ...] = (
         ),
     ),
     Script("ordinary_user_matching", EQUAL),
-    Script(
-        "ordinary_dcgan",
-        FOUND,
-        "run.state(iters=0)",
-        "run.state",
-        (
-            ("iters = 0\n", "state = run.state(iters=0)\n"),
-            ("iters % 8", "state.iters % 8"),
-            ("iters += 1", "state.iters += 1"),
-        ),
-    ),
-    Script("ordinary_language_model", EQUAL),
 )
