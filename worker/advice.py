@@ -188,7 +188,7 @@ def remedy(difference: Difference, sources: Sources, batch_size: int | None = No
             f"run.state({key}={holder})"
         )
     is_bound = None in (difference.ones, difference.others) and is_function_type(node.type)
-    if not difference.owners and "." in difference.name and sources.yields(root):
+    if "." in difference.name and sources.yields(root):
         return _yields_alone(root)
     if _is_hook(difference):
         return "register the hook before the loop, and let it act from an epoch on: `if epoch >= 1:` in the hook"
@@ -297,9 +297,12 @@ def _as_tensor(difference: Difference, initial: str) -> str:
 
 
 def _object(difference: Difference, sources: Sources) -> str | None:
-    """Return the object of a class of the script's own of which the value is an attribute, as the script names it."""
+    """Return the object of a class of the script's own of which the value is an attribute, as the script names it before the
+    loop. None: there is none, or it is the object whose method contains the loop, which has the model and the run, too.
+    """
     holder, _, attribute = difference.name.rpartition(".")
     own = difference.holders[-1:] == (Kind.OBJECT,) and sources.has_class(difference.owners[-1])
+    own = own and holder != "self" and not any(map(is_function_type, difference.owners))
     return holder if own and all(map(str.isidentifier, (*holder.split("."), attribute))) else None
 
 

@@ -464,3 +464,28 @@ def test_an_object_that_cannot_be_looked_into_is_registered_with_its_state() -> 
     thing = Node(1, Kind.OBJECT, "Env", "an Env")
     text = advice.sentence(Difference("env", thing, thing._replace(digest=2)), WORKERS, Sources(None))
     assert text.endswith('register it before prepare(): run.register("env", env)')
+
+
+@pytest.mark.parametrize(
+    ("name", "owners", "told"),
+    [
+        ("meter.count", ("Meter",), "register it: run.state(count=0), or with its object: run.state(meter=meter)"),
+        ("self.count", ("Meter",), "register it: run.state(count=0)"),
+        ("show.meter.count", ("show()", "Meter"), "register it: run.state(count=0)"),
+        (
+            "timed.meter.count",
+            ("Meter",),
+            "each worker's timed() has its own: what it yields must follow from the batch and run.steps_done alone",
+        ),
+    ],
+)
+def test_an_object_is_proposed_where_a_line_before_the_loop_can_name_it(
+    name: str, owners: tuple[str, ...], told: str
+) -> None:
+    before = (
+        "class Meter:\n    def __init__(self):\n        self.count = 0\n    def update(self):\n        self.count += 1\n"
+        "def timed(batches):\n    meter = Meter()\n    for x in batches:\n        yield x\n        meter.update()\n"
+    )
+    found = number(name)._replace(owners=owners, holders=(Kind.OBJECT,) * len(owners))
+    text = advice.sentence(found, WORKERS, body("meter.update()", before=before, header="x in timed(batches)"))
+    assert text.partition("); ")[2] == told
