@@ -9,6 +9,7 @@ of statements is left out. No code of the script runs.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,9 +37,7 @@ _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm", "clip_gradients"})
 _ENDS = _SEEDS | _CLIPS  # functions with arguments on which gradients depend
 CALLS = 3  # of functions within each other through which a change of an object is followed back
 _CALLED = ("forward", "__call__")
-_BY_NAME = frozenset(
-    {"asdict", "astuple", "getattr", "vars"}
-)  # functions that may read any attribute of their argument
+_BY_NAME = frozenset({"asdict", "astuple", "getattr", "vars"})  # functions that may read any attribute of an object
 _OF_RUN = frozenset({"prepare", "epochs", "join"})  # of the runtime: what is handed over there, the job carries
 
 
@@ -139,9 +138,8 @@ class DataFlow:
         # Module and line of the first call of a variable's method, which may change it
         self._uses: dict[Key, tuple[ast.AST, int]] = {}
         self._calls: list[tuple[ast.Call, Scope, tuple[ast.expr, ...]]] = []
-        self._statements: list[
-            tuple[ast.stmt, Scope, tuple[ast.expr, ...]]
-        ] = []  # that may act beside binding variables
+        # Statements that may act beside binding variables
+        self._statements: list[tuple[ast.stmt, Scope, tuple[ast.expr, ...]]] = []
         for tree in trees:
             self._declare(tree.body, Scope(tree, frozenset()), None)
         for tree in trees:
@@ -479,16 +477,24 @@ class DataFlow:
     # -- the slice
 
     def _follow(
-        self, sinks: Sequence[Change], parts: bool = True, places: dict[Key, list[Read]] | None = None
+        self,
+        sinks: Sequence[Change],
+        parts: bool = True,
+        places: dict[Key, list[Read]] | None = None,
+        calls: bool = False,
     ) -> dict[Key, int]:
         """Return the keys on which these depend, with the first line of the slice that reads each. parts: an object of
-        others' class depends on its attributes. places: to which all places of the slice are added that read a key.
+        others' class depends on its attributes. places: to which all places of the slice are added that read a key. calls:
+        whether what a function does beside returning a value depends on the conditions under which it is called.
         """
         found: dict[Key, int] = {}
         taken: set[int] = set()  # changes, by identity
         assigned: dict[Key, bool] = defaultdict(bool)  # whether there are changes that have not reached a read so far
         returned: set[ast.AST | tuple[ast.AST, int]] = set()
+        entered: set[ast.AST] = set()  # functions of which all calls have been followed
         changes = list(sinks)
+        for sink in sinks if calls else ():
+            changes += self._calls_of(sink.scope.node, entered)
         while changes:
             change = changes.pop()
             for number, expression in enumerate((*change.reads, *change.tests), -len(change.reads)):
@@ -506,11 +512,36 @@ class DataFlow:
                         if self._reaches(one, name):
                             taken.add(id(one))
                             changes.append(one)
+                            if calls and key.owner is not one.scope.node:  # no variable of the function's own
+                                changes += self._calls_of(one.scope.node, entered)
                         else:
                             assigned[key] = True
                     found[key] = min(found.get(key, line), line)
                     if places is not None:
                         places[key].append(Read(change.scope, around, line))
+        return found
+
+    def _calls_of(self, function: ast.AST, entered: set[ast.AST]) -> list[Change]:
+        """Return the calls that reach a function, also by way of others, as changes that depend on their conditions alone.
+
+        entered: functions that are left out; those found are added.
+        """
+        found: list[Change] = []
+        todo = [function]
+        while todo:
+            node = todo.pop()
+            if node not in entered:
+                entered.add(node)
+                found += self._callers.get(node, ())
+                todo += [each.scope.node for each in self._callers.get(node, ())]
+        return found
+
+    @functools.cached_property
+    def _callers(self) -> Mapping[ast.AST, Sequence[Change]]:
+        found: dict[ast.AST, list[Change]] = defaultdict(list)
+        for call, scope, tests in self._calls:
+            for inner, _ in self._called(call, scope):
+                found[inner.node].append(Change((), scope, tests, False, False))
         return found
 
     def _reaches(self, change: Change, name: ast.Name | None) -> bool:

@@ -100,7 +100,7 @@ class Uses(Slice):
         for function, results in self._returns.items():
             if function not in called and not is_property(function) and getattr(function, "name", "") not in _DISPLAYS:
                 sinks += results  # code of others calls it
-        return self._follow(sinks)
+        return self._follow(sinks, calls=True)
 
     def _effect(self, node: ast.stmt, scope: Scope) -> Sequence[ast.AST]:
         """Return the expressions on which the effect of a statement depends; none if it has none beside what its own functions

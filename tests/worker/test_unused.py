@@ -27,8 +27,24 @@ class Meter:
     def __str__(self):
         return "{name} {ratio:.3f}".format(**self.__dict__)
 
+def reset():
+    model.reset()
+
+def begin_anew():
+    reset()
+
+def show():
+    print("shown")
+
+class Rate:
+    def __init__(self):
+        self.value = 1.0
+
+    def fall(self):
+        self.value *= 0.9
+
 n = 0
-meter = Meter("loss")
+meter, rate = Meter("loss"), Rate()
 run = elastic.join()
 model, optimizer, batches = run.prepare(model, optimizer, data, batch_size=4)
 for epoch in run.epochs(4):
@@ -59,6 +75,7 @@ LOGGED = [
     "with torch.no_grad():\n    print(n, meter.count)",
     "writer.add_scalar('loss', meter.average, n)",
     "steps = []\nsteps.append((n, meter.average))",
+    "if n > 3 and meter.count > 3:\n    show()",
 ]
 ACTS = [
     "if n > 3 and meter.average < 1:\n    run.stop()",
@@ -66,6 +83,9 @@ ACTS = [
     "torch.save({'n': n, 'mean': meter.average}, path)",
     "send(n, meter.average)",
     "if n > 3 and meter.count > 3:\n    model.reset()",
+    "if n > 3 and meter.count > 3:\n    reset()",
+    "if n > 3 and meter.count > 3:\n    begin_anew()",
+    "(loss * rate.value).backward()\nif n > 3 and meter.count > 3:\n    rate.fall()",
     "for p in model.parameters():\n    p.data.mul_(n * meter.average)",
     "for p in model.parameters():\n    p -= n * meter.count",
     "for group in optimizer.param_groups:\n    group['lr'] = 1 / (n + meter.count)",
