@@ -138,7 +138,6 @@ class DataFlow:
         # Module and line of the first call of a variable's method, which may change it
         self._uses: dict[Key, tuple[ast.AST, int]] = {}
         self._calls: list[tuple[ast.Call, Scope, tuple[ast.expr, ...]]] = []
-        # Statements that may act beside binding variables
         self._statements: list[tuple[ast.stmt, Scope, tuple[ast.expr, ...]]] = []
         for tree in trees:
             self._declare(tree.body, Scope(tree, frozenset()), None)
@@ -203,8 +202,7 @@ class DataFlow:
                 self._items[scope.node].append(value.elts if isinstance(value, ast.Tuple) else ())
             case ast.Break() | ast.Return() if any(is_epochs(each) for each in tests):
                 self._leaves.append(Change((), scope, tests, False, False))
-            case ast.Expr(value=ast.Call()) | ast.Assert() | ast.Raise() | ast.With() | ast.AsyncWith():
-                self._statements.append((node, scope, tests))
+        self._statements.append((node, scope, tests))
         match node:
             case ast.If(test=test) | ast.While(test=test):
                 tests = (*tests, test)

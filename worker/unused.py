@@ -14,7 +14,7 @@ from .dataflow import Change, Key, Scope, is_property
 from .kept import Difference, Kind, is_function_type, path_of_function
 from .logged import LOGS
 from .slicing import KEPT, MODES, Slice
-from .syntax import called_name, children, mutates
+from .syntax import called_name, children, parameters, walk
 
 # Functions whose results depend on values of their arguments, not on attributes
 _OF_VALUES = frozenset(
@@ -23,6 +23,14 @@ _OF_VALUES = frozenset(
     round set sorted str sum super tuple type zip
     """.split()  # noqa: SIM905
 )
+_OF_CONTAINERS = frozenset(
+    """
+    add append appendleft clear difference_update discard extend extendleft insert intersection_update move_to_end pop popitem
+    popleft remove reverse rotate setdefault sort symmetric_difference_update update
+    """.split()  # noqa: SIM905
+)
+_ACTING = ("add_", "apply", "register", "save", "send", "set_", "submit")  # beginnings of names of functions that act
+_HIDDEN = frozenset({"eval", "exec", "globals", "locals"})  # functions that may read any variable
 _CONTEXTS = frozenset({"autocast", "enable_grad", "inference_mode", "no_grad", "nullcontext", "record_function"})
 _NEW = frozenset({"defaultdict", "deque", "dict", "list", "set", "sorted"})  # functions whose results are new objects
 _DISPLAYS = frozenset({"__repr__", "__str__", "__format__"})
@@ -39,9 +47,15 @@ class Uses(Slice):
 
         The value is a variable's, or an attribute's of one of the script's own classes.
         """
-        if difference.node.kind not in KEPT or not _OF_OTHERS.isdisjoint(difference.holders):
+        if difference.node.kind not in KEPT or not _OF_OTHERS.isdisjoint(difference.holders) or self._is_hidden:
             return False
         return all(map(self._has_no_effect, difference.by_each_name))
+
+    @functools.cached_property
+    def _is_hidden(self) -> bool:
+        """Whether the script reads variables by names that it makes as it runs."""
+        names = (each.id for tree in self._trees for each in walk(tree) if isinstance(each, ast.Name))
+        return not _HIDDEN.isdisjoint(names)
 
     def _has_no_effect(self, difference: Difference) -> bool:
         root, *parts = re.findall(r"\w+|\[[^\]]*\]", difference.name)
@@ -91,32 +105,46 @@ class Uses(Slice):
         """The keys on which something depends that is no display."""
         sinks = [*self._sinks, *self._leaves, *self._saves]
         for node, scope, tests in self._statements:
-            if read := self._effect(node, scope):
+            if (read := self._effect(node, scope)) is not None:
                 sinks.append(Change(tuple(read), scope, tests, False, False))
-        for changes in self._changes.values():
-            if any(map(self._binds_shared, changes)):
-                sinks += [each for each in changes if _is_in_place(each)]
+        for call, scope, tests in self._calls:
+            name = called_name(call)
+            if name.startswith(_ACTING) and name not in LOGS and not self._called(call, scope):
+                sinks.append(Change((call,), scope, tests, False, False))
         called = {inner.node for call, scope, _ in self._calls for inner, _ in self._called(call, scope)}
+        for key, changes in self._changes.items():
+            given = key.owner not in called and key.owner in self._scopes  # what code of others gives to a function
+            given = given and key.name in {each.arg for each in parameters(key.owner)}  # type: ignore[arg-type]
+            if given or any(map(self._binds_shared, changes)):
+                sinks += [each for each in changes if _is_in_place(each)]
         for function, results in self._returns.items():
             if function not in called and not is_property(function) and getattr(function, "name", "") not in _DISPLAYS:
                 sinks += results  # code of others calls it
         return self._follow(sinks, calls=True)
 
-    def _effect(self, node: ast.stmt, scope: Scope) -> Sequence[ast.AST]:
-        """Return the expressions on which the effect of a statement depends; none if it has none beside what its own functions
-        do, and the changes of variables.
+    def _effect(self, node: ast.stmt, scope: Scope) -> Sequence[ast.AST] | None:
+        """Return the expressions on which the effect of a statement depends, beside the conditions under which it runs. None: it
+        has no effect beside what the script's functions do, and the changes of variables.
         """
         match node:
             case ast.With(items=items) | ast.AsyncWith(items=items):
-                return [each.context_expr for each in items if _name(each.context_expr) not in _CONTEXTS]
+                return [each.context_expr for each in items if _name(each.context_expr) not in _CONTEXTS] or None
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=value, attr=name)) as call):
                 if name in self._methods:
-                    return [] if self._kinds(value, scope) else [call]
-                changes = mutates(name) and not name.endswith("_")  # of a tensor, which may be a parameter
-                return [] if name in LOGS | MODES or changes else [call]
+                    return None if self._kinds(value, scope) else [call]
+                return None if name in LOGS | MODES | _OF_CONTAINERS else [call]
             case ast.Expr(value=ast.Call(func=ast.Name(id=name)) as call):
-                return [] if name in LOGS or self._called(call, scope) else [call]
-        return children(node)
+                return None if name in LOGS or self._called(call, scope) else [call]
+            case ast.Expr(value=ast.Constant() | ast.Yield()):
+                return None
+            case ast.Try(body=body):  # its handlers run, or not, by what these statements compute
+                simple = [each for each in body if isinstance(each, ast.Assign | ast.AugAssign | ast.Expr)]
+                return simple if node.handlers else None
+            case ast.Break() | ast.Continue() | ast.Return(value=None):
+                return []
+            case ast.Expr() | ast.Assert() | ast.Raise():
+                return children(node)
+        return None
 
     def _binds_shared(self, change: Change) -> bool:
         """Return whether a statement binds a variable or attribute to an object that may have other names.

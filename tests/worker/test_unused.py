@@ -90,6 +90,13 @@ ACTS = [
     "for p in model.parameters():\n    p -= n * meter.count",
     "for group in optimizer.param_groups:\n    group['lr'] = 1 / (n + meter.count)",
     "raise ValueError(n + meter.count)",
+    "n > 3 and meter.count > 3 and reset()",
+    "for k in range(4):\n    loss = loss + g(x)\n    if n > 3 and meter.count > k:\n        break\nloss.backward()",
+    "try:\n    first = table[n + meter.count]\nexcept KeyError:\n    model.reset()",
+    "scheduler = LambdaLR(optimizer, lambda step: 0.9 ** (n + meter.count))\nscheduler.step()",
+    "handle = model.register_forward_hook(Scale(n, meter.count))",
+    "model.load_state_dict(kept[n + meter.count])",
+    "print(eval('n * meter.count'))",
     "with scaled(n, meter.total, meter.count):\n    g(x)",
     "model.scale = n * meter.average",
     "first = model.layers[0]\nfirst.rate = n + meter.count",
@@ -146,3 +153,10 @@ def test_variables_of_a_generator_are_found_by_its_name() -> None:
     before = f"def timed(batches):\n    end = 0\n{body}"
     assert is_without_effect("timed.end", (), before=before)
     assert not is_without_effect("timed.end", (), before=before.replace("yield x", "yield x, end"))
+
+
+def test_what_a_function_that_others_call_changes_may_act() -> None:
+    before = "class Scale:\n    calls = 0\n    def hook(self, module, inputs):\n        self.calls += 1\n"
+    line = "        module.scale = self.calls\n"
+    assert is_without_effect("scale.calls", ("Scale",), before=before)
+    assert not is_without_effect("scale.calls", ("Scale",), before=before + line)
