@@ -338,6 +338,8 @@ class CrossCheck:
         if not self._looks.keys() >= {one, other}:
             self._look_now()
         why, found = self._explain(one, other)
+        if not found:
+            why = self._of_registered(one, other) or why
         why = self._of_draws(one, other) or why
         if verdict.entry == SAMPLES:
             changed = self._looking.changed_in_data(sys._getframe())
@@ -381,6 +383,18 @@ class CrossCheck:
             return advice.UNSEEN, []
         names = self._names[one], self._names[other]
         return self._looking.explain(self._looks[one][0], self._looks[other][0], names)
+
+    def _of_registered(self, one: int, other: int) -> str:
+        """Explain the difference by values of `run.register` that loop bodies have changed; "" if they agree.
+
+        Called by all workers in the same step.
+        """
+        try:
+            payloads = exchange(self._communicator, {"registered": self._looking.registered().plain()})
+        except CommunicatorBroken:
+            return ""
+        given, there = (Reach.of(payloads[rank]["registered"]) for rank in (one, other))
+        return self._looking.of_registered(differences(given, there), (self._names[one], self._names[other]))
 
     def _of_draws(self, one: int, other: int) -> str:
         """Explain the difference by random numbers drawn in a loop body that reads its worker's place; else "".

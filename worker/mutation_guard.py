@@ -109,7 +109,7 @@ class MutationGuard:
         self._own = _plain_ones(state.named_parameters())
         self._divided = _divided_ones(state.named_parameters())
         self._parameters = _Watched(lambda: self._own if not self._divided else _rows_of(self._divided))
-        self._registered = _Watched(lambda: state.registered.watched)
+        self._registered = _Watched(state.registered.present_tensors)
         self._copies: list[tuple[str, Any, _Watched]] = []  # the script's name for the copy, and the copy
         self._in_lists: list[tuple[str, type, _Watched]] = []  # copies in lists, tuples and mappings, with their names
         self._beside: list[_Watched] = []  # all copies

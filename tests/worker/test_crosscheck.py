@@ -191,6 +191,16 @@ def test_what_a_function_of_an_evaluation_changes_is_named_at_once(tmp_path: Pat
     assert re.fullmatch(r"(score\.)?correct \(unlike_cases\.py:\d+\)", told), told
 
 
+def test_a_registered_value_that_bodies_change_is_named(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="registered_baseline")
+    assert outcome.codes == [0, exits.UNLIKE], outcome.told
+    assert re.search(
+        r"the registered value 'baseline' has been changed by loop bodies, of which each worker runs only some: "
+        r"baseline\['mean'\] is [-\d.e]+ on w\.0 and [-\d.e]+ on w\.1\. Keep .* run\.state",
+        outcome.told,
+    ), outcome.told
+
+
 def test_a_value_that_is_saved_is_named_soon_after_it_begins_to_change(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=2, victim=9, case="averages_from_an_epoch_on")
     assert re.search(

@@ -250,6 +250,31 @@ def test_a_registered_average_that_the_body_changes_is_refused(how: str) -> None
         script.train(behind=getattr(average, how))
 
 
+class Centre(nn.Module):
+    """A loss whose forward pass binds another tensor to its buffer, as DINO's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+
+    def follow(self) -> None:
+        self.centre = 0.9 * self.centre + 0.1
+
+
+def test_a_registered_module_whose_buffer_the_body_replaces_is_refused() -> None:
+    script, loss = Script(), Centre()
+    script.run.register("loss", loss)
+    with pytest.raises(UserError, match=r"'loss' has a tensor that the loop body changes.*ModuleDict"):
+        script.train(before=loss.follow)
+
+
+def test_a_registered_module_whose_buffer_the_update_replaces_works() -> None:
+    script, loss = Script(), Centre()
+    script.run.register("loss", loss)
+    script.train(after_update=loss.follow)
+    assert loss.centre[0] > 0
+
+
 def test_a_copy_that_stays_as_it_is_is_nobody_s_business() -> None:
     script = Script()
     teacher, best = copy.deepcopy(script.model), copy.deepcopy(script.model.state_dict())

@@ -6,12 +6,13 @@ that cannot travel is refused there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from ...protocol.errors import UserError
 from ..plain import inline, pack, restored, unpack
@@ -93,6 +94,10 @@ class Registered:
     def values(self) -> dict[str, Any]:
         """Return all values by name."""
         return {name: get() for name, (get, _) in self._values.items()}
+
+    def given(self) -> dict[str, Any]:
+        """Return the values by name, except for those added by `add_apart`."""
+        return {name: get() for name, get in self._told()}
 
     def names(self) -> list[str]:
         """Return the names in the order of registration."""
@@ -213,10 +218,22 @@ class Registered:
 
     def watch(self) -> None:
         """Watch the present tensors for changes, which `check` reports."""
+        self.watched = self._named()  # a new list, so that a reader of the old one notices the change
+        self.remember()
+
+    def present_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the watched tensors with the names of their values. Of modules the present ones: a forward pass may bind
+        another tensor to a buffer.
+        """
+        modules = {name for name, (get, _) in self._values.items() if isinstance(getattr(get, "__self__", None), Module)}
+        if modules.isdisjoint(name for name, _ in self.watched):
+            return self.watched
+        return [*(each for each in self.watched if each[0] not in modules), *self._named(modules)]
+
+    def _named(self, among: Container[str] | None = None) -> list[tuple[str, torch.Tensor]]:
         found: list[tuple[str, torch.Tensor]] = []
         self._each_tensor(lambda place, tensor: found.append((place[0], tensor)))
-        self.watched = found  # a new list, so that a reader of the old one notices the change
-        self.remember()
+        return [each for each in found if among is None or each[0] in among]
 
     def remember(self) -> None:
         """Accept the changes made so far."""
@@ -235,7 +252,8 @@ class Registered:
         if virtual_workers > 1:
             raise UserError(
                 f"the registered value {name!r} has a tensor that the loop body changes, {virtual_workers} times for each "
-                "global step: change it in a function that is called once, prepare(…, after_update=function)"
+                "global step: change it in a function that is called once, prepare(…, after_update=function). A module whose "
+                f'forward pass changes its buffers belongs to the model: torch.nn.ModuleDict({{"model": model, {name!r}: …}})'
             )
 
 
