@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from .comparison.mutation_guard import MutationGuard
 from .following import Following
 from .gradients.buffers import ModelBuffers
 from .gradients.hyperparameters import Hyperparameters
-from .mutation_guard import MutationGuard
 from .state.training_state import TrainingState
 
 

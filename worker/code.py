@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from .own_code import directories, is_own_file
+from .source.own_code import directories, is_own_file
 
 LARGEST_FILE_BYTES = 32 << 20  # of larger files only the size is compared
 MOST_FILES = 4096

@@ -12,9 +12,9 @@ from ..protocol.errors import UserError
 from .driver import Control
 from .evaluation import Evaluation
 from .events import MetricsReported
-from .local_names import LocalNames
 from .run_state import RunState
 from .step_boundary import Function
+from .variables.local_names import LocalNames
 
 
 class Collectives(RunState):

@@ -12,11 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import UserError
-from .body_counters import BodyCounters
 from .body_values import BodyValues
 from .communication.communicator import Communicator, CommunicatorBroken
-from .comparison import Comparison
-from .crosscheck import CrossCheck
+from .comparison.crosscheck import CrossCheck
+from .comparison.mutation_guard import MutationGuard
+from .comparison.saves import Saves
+from .comparison.states import Comparison
 from .data.choice import Feed
 from .data.scaling import Scale, at_rate
 from .events import Evaluated, Event, PartComputed, StepApplied, Whole, WordRead
@@ -26,14 +27,13 @@ from .gradients.hyperparameters import Hyperparameters
 from .gradients.layout import Gradient
 from .gradients.update import Update
 from .inband import InBand, Part, Participant
-from .mutation_guard import MutationGuard
 from .pace import Pace
 from .recipe import Recipe
-from .saves import Saves
 from .sharding.divided import DividedState
 from .sharing import Sharing
 from .state.held import HeldState
 from .state.transfers import StateTransfers
+from .variables.body_counters import BodyCounters
 from .virtual import derive_seed, seed_everything
 
 if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it

@@ -24,10 +24,10 @@ from contextlib import ExitStack
 from types import CodeType, FrameType
 from typing import Any
 
-from .assigned import Source
 from .data.generators import digest_of_generators, generators_kept
-from .own_code import directories, is_own_file
-from .syntax import PARSED, walk
+from .source.assigned import Source
+from .source.own_code import directories, is_own_file
+from .source.syntax import PARSED, walk
 
 CHECKED = 64  # bodies that are examined of a script that draws no numbers at first, where another tool traces
 _PLACES = ("is_leader", "rank")

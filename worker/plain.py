@@ -35,7 +35,7 @@ import numpy
 import torch
 
 from ..protocol.errors import PeerError, UserError
-from .own_code import attributes_of, is_own_class, mro_of
+from .source.own_code import attributes_of, is_own_class, mro_of
 
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # range of MessagePack's integers
 MAX_DEPTH = 32

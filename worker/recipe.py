@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .comparison import Terms
+from .comparison.states import Terms
 from .gradients.updates import Updates
 
 

@@ -35,7 +35,7 @@ from .checking import (
 )
 from .code import Code
 from .collectives import Collectives
-from .comparison import Terms
+from .comparison.states import Terms
 from .compiled import Compiled
 from .data.choice import Feed, Job, feed_of
 from .data.dataloader import Wanted

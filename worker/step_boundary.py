@@ -26,6 +26,7 @@ from ..protocol import exits
 from ..protocol.errors import UserError
 from .communication.communicator import Communicator, CommunicatorBroken
 from .communication.exchange import tell_each_other
+from .comparison.remarks import Remarks
 from .data.likeness import Likeness, Unlike, difference
 from .ending import end_process
 from .evaluation import Evaluation
@@ -44,7 +45,6 @@ from .events import (
 from .hosting import assign
 from .interlude import BoundaryPoint
 from .plain import pack, unpack
-from .remarks import Remarks
 from .script import Script, ScriptAt
 from .state.held import HeldState
 from .virtual import derive_seed, seed_everything

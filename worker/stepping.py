@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from ..protocol.errors import UserError
-from .body_counters import BodyCounters
 from .body_values import BodyValues
 from .communication.communicator import Communicator, CommunicatorBroken
 from .completion import Completion, Watch
@@ -48,6 +47,7 @@ from .recipe import Recipe
 from .sharding.divided import DividedState
 from .state.held import HeldState
 from .state.transfers import StateTransfers
+from .variables.body_counters import BodyCounters
 from .virtual import derive_seed, seed_everything
 
 if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it

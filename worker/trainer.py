@@ -25,14 +25,16 @@ import torch
 
 from ..protocol import exits
 from ..protocol.errors import UserError
-from . import advice
-from .body_counters import BodyCounters
 from .code import Code, OtherCode
 from .communication.communicator import CommunicatorBroken
-from .comparison import Comparison
+from .comparison.crosscheck import CrossCheck
+from .comparison.last_saves import LastSaves
+from .comparison.mutation_guard import MutationGuard
+from .comparison.remarks import Remarks
+from .comparison.saves import REGISTERED, Note, Saves, looked_at
+from .comparison.states import Comparison
 from .compiled import Compiled
 from .completion import Watch
-from .crosscheck import CrossCheck
 from .data.choice import Feed
 from .data.likeness import Likeness, Unlike
 from .data.loading import Loader
@@ -70,20 +72,14 @@ from .events import (
 from .following import IN_BODY, Following, Where
 from .gradients.hyperparameters import Hyperparameters
 from .gradients.update import Update
-from .last_saves import LastSaves
 from .leading import LeadersCode
-from .looking import Looking
-from .mutation_guard import MutationGuard
 from .operators import Scan
 from .recipe import Recipe
-from .remarks import Remarks
 from .results import Result
-from .save_calls import is_for_leader
-from .saves import REGISTERED, Note, Saves, looked_at
 from .script import Script, ScriptAt
-from .script_variables import ScriptVariables
 from .sharding.divided import DividedState
 from .sharding.division import StateLost
+from .source.save_calls import is_for_leader
 from .state.checkpoint import CheckpointWriter
 from .state.epoch_values import Unfilled
 from .state.held import HeldState
@@ -93,6 +89,10 @@ from .state.values import ScriptValues
 from .step_boundary import Function, ScriptExit, StepBoundary, Superseded
 from .stepping import Stepping
 from .value_kinds import leave_out
+from .variables import advice
+from .variables.body_counters import BodyCounters
+from .variables.looking import Looking
+from .variables.script_variables import ScriptVariables
 from .virtual import derive_seed, seed_everything
 
 if TYPE_CHECKING:  # torch's FSDP is loaded by scripts that use it

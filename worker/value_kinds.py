@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 
-from .own_code import attributes_of, mro_of
+from .source.own_code import attributes_of, mro_of
 
 NAMED_ITEMS = 32  # items up to which those of a container have names
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})

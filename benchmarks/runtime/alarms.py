@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import elasticd as elastic
-from elasticd.worker import crosscheck
+from elasticd.worker.comparison import crosscheck
 
 from .measurement import Goal, Measurement
 from .processes import Family

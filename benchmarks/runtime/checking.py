@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticd.worker import crosscheck
+from elasticd.worker.comparison import crosscheck
 
 from .comparing import NAMES, spread_costs
 from .loops import Rival, Times, in_turn, ours

@@ -76,7 +76,7 @@ def edges(steps: int, steps_per_epoch: int | None) -> int:
 def _roster(steps: int, steps_per_epoch: int | None) -> Part | None:
     """Return a part in which a worker joins, the first one dies, and so on: each joining worker goes on without the
     earlier ones. A generation with a joining worker has at least two steps, since the worker is verified in the second
-    one (worker/crosscheck.py).
+    one (worker/comparison/crosscheck.py).
     """
     entries: list[tuple[int, tuple[int, ...]]] = [(0, (0,))]
     losses: list[int] = []

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...worker import advice
-from ...worker.assigned import Source, Sources
 from ...worker.kept import Difference, Kind, Reach, differences
+from ...worker.source.assigned import Source, Sources
+from ...worker.variables import advice
 from .driver import Outcome
 from .notes import Entries, Notes
 from .parts import Kind as PartKind

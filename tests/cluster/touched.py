@@ -6,7 +6,7 @@ import collections
 from pathlib import Path
 
 from elasticd.protocol.messages import JobView
-from elasticd.worker.crosscheck import CHECKS_OF_A_CHANGE, EVERY, SOON
+from elasticd.worker.comparison.crosscheck import CHECKS_OF_A_CHANGE, EVERY, SOON
 from elasticd.worker.virtual import derive_seed
 
 MICRO_BATCH = 4  # samples

@@ -805,11 +805,12 @@ def is_ours(name: str) -> bool:
 
 
 def main() -> None:
-    from elasticd.worker import advice, warm
-    from elasticd.worker.assigned import Sources
-    from elasticd.worker.looking import Looking
-    from elasticd.worker.own_code import consumers
-    from elasticd.worker.reachable import Limits
+    from elasticd.worker import warm
+    from elasticd.worker.source.assigned import Sources
+    from elasticd.worker.source.own_code import consumers
+    from elasticd.worker.variables import advice
+    from elasticd.worker.variables.looking import Looking
+    from elasticd.worker.variables.reachable import Limits
 
     warm.prepare()
     gc.freeze()  # objects of this process are not the script's garbage

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from elasticd.worker import advice
-from elasticd.worker.assigned import Source, Sources
 from elasticd.worker.kept import Difference, Kind, Node
-from elasticd.worker.syntax import parse
+from elasticd.worker.source.assigned import Source, Sources
+from elasticd.worker.source.syntax import parse
+from elasticd.worker.variables import advice
 
 
 def sources(text: str, function: str = "<module>") -> Sources:

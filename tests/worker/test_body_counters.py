@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from elasticd.worker.body_counters import counters_in, yields_in
-from elasticd.worker.effects import Effects
+from elasticd.worker.source.effects import Effects
+from elasticd.worker.variables.body_counters import counters_in, yields_in
 
 FUNCTIONS = """
 memory, seen = [], 0

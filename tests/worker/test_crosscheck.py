@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elasticd.protocol import exits
-from elasticd.worker.crosscheck import PROVEN_LATE
+from elasticd.worker.comparison.crosscheck import PROVEN_LATE
 from elasticd.worker.data.likeness import digest
 from tests.forked import Scripts
 from tests.worker.ranks import Ranks, also

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from elasticd.worker.liveness import read_first
+from elasticd.worker.source.liveness import read_first
 
 BOUND = {
     "branches": """

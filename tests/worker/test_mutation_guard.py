@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from elasticd.protocol.errors import UserError
-from elasticd.worker import mutation_guard
+from elasticd.worker.comparison import mutation_guard
 from elasticd.worker.driver import LocalControl
 from elasticd.worker.run import Run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticd.worker.own_code import is_own_file, own_modules
+from elasticd.worker.source.own_code import is_own_file, own_modules
 
 
 def imported(monkeypatch: pytest.MonkeyPatch, directory: Path, name: str) -> types.ModuleType:

@@ -26,11 +26,11 @@ import torch
 from torch import nn
 
 from elasticd.protocol.errors import PeerError
-from elasticd.worker.frames import names_bound
 from elasticd.worker.kept import Kind, Reach, differences
-from elasticd.worker.local_names import LocalNames
-from elasticd.worker.reachable import Limits, look
 from elasticd.worker.value_kinds import leave_out
+from elasticd.worker.variables.frames import names_bound
+from elasticd.worker.variables.local_names import LocalNames
+from elasticd.worker.variables.reachable import Limits, look
 from tests.worker import reach_cases
 from tests.worker.reach_cases import CACHES, KEPT, NAMESAKES, ORDINARY, PAIRED
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticd.worker.reaching import Reaching
+from elasticd.worker.source.reaching import Reaching
 
 MOST_CHOICES = 200  # of one run
 ERRORS = (ValueError, KeyError)

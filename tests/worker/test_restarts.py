@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticd.worker.collecting import statement_at
+from elasticd.worker.source.collecting import statement_at
 from tests.forked import Scripts
 from tests.worker.ranks import Ranks, checkpoints
 from tests.worker.training_cases import EPOCHS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elasticd.worker.save_calls import is_for_leader, saved_names
+from elasticd.worker.source.save_calls import is_for_leader, saved_names
 
 
 @pytest.mark.parametrize(

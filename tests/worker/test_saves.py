@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from elasticd.protocol import exits
+from elasticd.worker.comparison.saves import Note, by_file, judge_notes, looked_at
 from elasticd.worker.data.likeness import digest
-from elasticd.worker.reachable import Limits, look
-from elasticd.worker.saves import Note, by_file, judge_notes, looked_at
+from elasticd.worker.variables.reachable import Limits, look
 from tests.worker.ranks import also
 
 

@@ -14,8 +14,8 @@ import numpy
 import pytest
 import torch
 
-from elasticd.worker.frames import Variable, find
-from elasticd.worker.packed_variables import Packing, without_graph
+from elasticd.worker.variables.frames import Variable, find
+from elasticd.worker.variables.packed_variables import Packing, without_graph
 from tests.forked import Scripts
 from tests.worker.ranks import Ranks, also, restarted
 

@@ -9,8 +9,8 @@ import textwrap
 import pytest
 
 from elasticd.worker.kept import Difference, Kind, Node, function_type
-from elasticd.worker.slicing import Slice
-from elasticd.worker.syntax import parse
+from elasticd.worker.source.slicing import Slice
+from elasticd.worker.source.syntax import parse
 
 LOOP = """
 run = elastic.join()

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elasticd.protocol.errors import PeerError, UserError
-from elasticd.worker.own_code import attributes_of
 from elasticd.worker.plain import pack, unpack
+from elasticd.worker.source.own_code import attributes_of
 from elasticd.worker.state.registered import Registered
 from elasticd.worker.state.script_state import put
 from elasticd.worker.state.training_state import TrainingState, allocate

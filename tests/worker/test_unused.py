@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from elasticd.worker.kept import Difference, Kind, Node
-from elasticd.worker.syntax import parse
-from elasticd.worker.unused import Uses
+from elasticd.worker.source.syntax import parse
+from elasticd.worker.source.unused import Uses
 
 METER = """
 class Meter:

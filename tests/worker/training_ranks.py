@@ -51,19 +51,19 @@ from elasticd.protocol.model import (
     WorkerId,
 )
 from elasticd.worker import warm
-from elasticd.worker.assigned import Source
 from elasticd.worker.code import Code
 from elasticd.worker.communication.communicator import Communicator, CommunicatorBroken, RendezvousStore
 from elasticd.worker.completion import Completion
 from elasticd.worker.environment import ClusterEnvironment
 from elasticd.worker.inband import InBand, Part
-from elasticd.worker.own_code import directories, own_modules
 from elasticd.worker.rehearsal import control
 from elasticd.worker.rehearsal.timetable import FAILED as FAILED
 from elasticd.worker.rehearsal.timetable import Timetable as Timetable
 from elasticd.worker.run import Run
 from elasticd.worker.sharding.divided import DividedState
-from elasticd.worker.syntax import imports
+from elasticd.worker.source.assigned import Source
+from elasticd.worker.source.own_code import directories, own_modules
+from elasticd.worker.source.syntax import imports
 from elasticd.worker.trainer import ScriptExit
 
 VIRTUAL_WORKERS = 4

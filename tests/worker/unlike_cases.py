@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from training_cases import EPOCHS, Points, ended, network, prepared
 
-from elasticd.worker import crosscheck
+from elasticd.worker.comparison import crosscheck
 from elasticd.worker.run import Run
 
 

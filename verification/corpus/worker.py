@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from elasticd.agent.firstline import _elasticd_seeds
-from elasticd.worker import crosscheck
 from elasticd.worker import events as e
+from elasticd.worker.comparison import crosscheck
 from elasticd.worker.control import ClusterControl
 
 from ..bits.points import wrap

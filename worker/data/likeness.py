@@ -32,7 +32,7 @@ import numpy
 import torch
 
 from ...protocol.errors import UserError
-from ..own_code import directories, is_installed
+from ..source.own_code import directories, is_installed
 from ..virtual import derive_seed, seed_everything
 from .fetching import columns
 from .generators import generators_kept

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ...protocol.errors import UserError
-from ..own_code import directories, is_own_file, own_modules
+from ..source.own_code import directories, is_own_file, own_modules
 from .lanes import Lanes
 
 CALL = "clip_grad_norm_()"

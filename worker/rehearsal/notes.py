@@ -23,14 +23,14 @@ from typing import Any
 import msgspec
 import torch
 
-from ..assigned import Sources
 from ..events import Arrived, Event, StepApplied, StepWanted
-from ..frames import names_bound
-from ..looking import carried
-from ..own_code import directories, loop_frame, own_modules
-from ..reachable import look
 from ..script import ScriptAt
+from ..source.assigned import Sources
+from ..source.own_code import directories, loop_frame, own_modules
 from ..trainer import Trainer
+from ..variables.frames import names_bound
+from ..variables.looking import carried
+from ..variables.reachable import look
 
 LOOKS_S = 15.0  # limit of the time spent on looks
 Entry = tuple[str, int, str]

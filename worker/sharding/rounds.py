@@ -35,8 +35,8 @@ from ...protocol.errors import UserError
 from ..communication.communicator import Communicator, CommunicatorBroken
 from ..gradients.reduction import TreeAccumulator, are_siblings
 from ..inband import exchange
-from ..own_code import loop_frame
-from ..save_calls import is_for_leader
+from ..source.own_code import loop_frame
+from ..source.save_calls import is_for_leader
 from .fsdp import SEEN, Hide, Layer, Parameter
 
 UNLIKE = (

@@ -225,7 +225,9 @@ class Registered:
         """Return the watched tensors with the names of their values. Of modules the present ones: a forward pass may bind
         another tensor to a buffer.
         """
-        modules = {name for name, (get, _) in self._values.items() if isinstance(getattr(get, "__self__", None), Module)}
+        modules = {
+            name for name, (get, _) in self._values.items() if isinstance(getattr(get, "__self__", None), Module)
+        }
         if modules.isdisjoint(name for name, _ in self.watched):
             return self.watched
         return [*(each for each in self.watched if each[0] not in modules), *self._named(modules)]

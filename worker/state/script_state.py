@@ -46,8 +46,8 @@ from ...protocol.errors import UserError
 from ..communication.communicator import Communicator
 from ..digests import digests, mixed, together
 from ..inband import NOTHING, Part
-from ..own_code import attributes_of
 from ..plain import fill, inline, is_own_object, pack, restored, set_attributes, unpack
+from ..source.own_code import attributes_of
 from ..value_kinds import MUTABLE
 
 HASH_BITS = 62  # bits of a number in the word, which also has the negative of the number

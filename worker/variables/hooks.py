@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .own_code import directories, is_own_class, is_own_file
+from ..source.own_code import directories, is_own_class, is_own_file
 
 Parts = list[tuple[str, Any]]  # hooks, each with the suffix of its name
 

@@ -42,16 +42,15 @@ from typing import Any
 import numpy
 import torch
 
-from ..protocol.errors import PeerError
+from ...protocol.errors import PeerError
+from ..kept import Difference, Kind, Reach, differences, last_name, variable_of
+from ..source.own_code import attributes_of, is_own_class, variables_in
+from ..state.script_state import put
+from ..value_kinds import MUTABLE, names_within
 from .body_counters import BodyCounters
-from .crosscheck import SHARE_OF_EPOCH
 from .frames import Variable, find
-from .kept import Difference, Kind, Reach, differences, last_name, variable_of
-from .looking import Looking
-from .own_code import attributes_of, is_own_class, variables_in
+from .looking import SHARE_OF_EPOCH, Looking
 from .packed_variables import Packing, Unpacking, without_graph
-from .state.script_state import put
-from .value_kinds import MUTABLE, names_within
 
 PASSES = 3  # that are looked at whatever it costs; later ones if the time since the last look is `SHARE_OF_EPOCH` looks
 _KINDS = frozenset({Kind.PLAIN, Kind.CONTAINER, Kind.TENSOR, Kind.ARRAY, Kind.GENERATOR, Kind.MODULE})

@@ -35,15 +35,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..digests import of_values
+from ..following import Where
+from ..inband import NOTHING, Part, never
+from ..kept import Kind, Node, Reach, differences
+from ..source.save_calls import is_for_leader
+from ..state.verdict import Entry, Verdict, judge
+from ..variables.looking import Looking
+from ..variables.reachable import Limits, look
 from .crosscheck import CrossCheck
-from .digests import of_values
-from .following import Where
-from .inband import NOTHING, Part, never
-from .kept import Kind, Node, Reach, differences
-from .looking import Looking
-from .reachable import Limits, look
-from .save_calls import is_for_leader
-from .state.verdict import Entry, Verdict, judge
 
 LIMITS = Limits(seconds=2.0, items=200_000)
 REGISTERED = "what the script has registered"

@@ -25,13 +25,13 @@ from collections.abc import Iterator, Sequence, Set
 from types import CodeType
 from typing import NamedTuple
 
-from .assigned import Source
-from .effects import Effects
+from ..source.assigned import Source
+from ..source.effects import Effects
+from ..source.liveness import of_iteration
+from ..source.logged import LOGS
+from ..source.syntax import PARSED, Function, bound_names, called_name, children, read_names, stored_names, walk
 from .frames import Variable, find
-from .liveness import of_iteration
-from .logged import LOGS
 from .looking import Looking
-from .syntax import PARSED, Function, bound_names, called_name, children, read_names, stored_names, walk
 
 
 class Counter(NamedTuple):

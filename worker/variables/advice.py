@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from .assigned import Sources
-from .kept import CACHE, Difference, Kind, Node, is_function_type, root_of
-from .save_calls import is_part
+from ..kept import CACHE, Difference, Kind, Node, is_function_type, root_of
+from ..source.assigned import Sources
+from ..source.save_calls import is_part
 
 MODE = "model.training"  # the mode of the model's modules, as a name of `Reach`
 TOLD = 3  # names in one message, which gives only the number of the others

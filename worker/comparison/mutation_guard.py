@@ -29,14 +29,14 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from ..protocol.errors import UserError
+from ...protocol.errors import UserError
+from ..digests import digests
+from ..following import names_of
+from ..gradients.update import ElasticOptimizer
+from ..interposed import put_between
+from ..state.training_state import TrainingState
+from ..variables.packed_variables import MOST_BYTES
 from .copies import Shapes, held, shapes_of, tensors_in
-from .digests import digests
-from .following import names_of
-from .gradients.update import ElasticOptimizer
-from .interposed import put_between
-from .packed_variables import MOST_BYTES
-from .state.training_state import TrainingState
 
 # Least number of steps between two in which contents are compared, apart from those with numbers that are powers of two.
 STEPS_APART = 16

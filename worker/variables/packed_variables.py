@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import torch
 
-from ..protocol.errors import UserError
+from ...protocol.errors import UserError
+from ..plain import pack, unpack
+from ..state.script_state import of_plain, place_of, plain_tensor
 from .frames import Variable
-from .plain import pack, unpack
-from .state.script_state import of_plain, place_of, plain_tensor
 
 MOST_BYTES = 64 << 20  # of the tensors of all variables
 MOST_HASHED_BYTES = 16 << 20  # of one tensor

@@ -6,7 +6,7 @@ import builtins
 import re
 from types import FrameType
 
-from ..protocol.errors import UserError
+from ...protocol.errors import UserError
 
 _NAME = re.compile(r"[^\W\d]\w*")
 

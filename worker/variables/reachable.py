@@ -63,9 +63,8 @@ from typing import Any
 import numpy
 import torch
 
-from . import hooks
-from .kept import NAMED_DEPTH, Kind, Node, Reach, function_type
-from .own_code import (
+from ..kept import NAMED_DEPTH, Kind, Node, Reach, function_type
+from ..source.own_code import (
     attributes_of,
     directories,
     is_own_file,
@@ -77,10 +76,7 @@ from .own_code import (
     variables_in,
     variables_of_loop,
 )
-from .sampled import MARSHAL, SAMPLED_ELEMENTS, flattened, sampled, strides
-from .shown import a_kind, counted, element, key_suffix, short, shown
-from .unpacked import PACKED, Pickled, contents, of_thread
-from .value_kinds import (
+from ..value_kinds import (
     CHANGING,
     DENIED_BASES,
     DESCRIPTORS,
@@ -103,6 +99,10 @@ from .value_kinds import (
     options_of_optimizer,
     weight,
 )
+from . import hooks
+from .sampled import MARSHAL, SAMPLED_ELEMENTS, flattened, sampled, strides
+from .shown import a_kind, counted, element, key_suffix, short, shown
+from .unpacked import PACKED, Pickled, contents, of_thread
 
 WHOLE_ITEMS = 1024  # items up to which a list of other than plain values is read completely
 WHOLE_VALUES = 1 << 18  # items up to which a list of plain values is read completely

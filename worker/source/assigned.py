@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
 
+from ..kept import is_function_type, path_of_function
 from . import logged
 from .effects import Effects
-from .kept import is_function_type, path_of_function
 from .liveness import Flow, free_names, is_function, local_names, target_names, within
 from .own_code import directories, own_modules
 from .save_calls import names_place, saved_names

@@ -21,17 +21,17 @@ from typing import Any
 
 import torch
 
-from ..protocol.limits import COMPARE_EVERY
-from ..protocol.model import OnDivergence
-from .communication.communicator import Communicator, CommunicatorBroken
+from ...protocol.limits import COMPARE_EVERY
+from ...protocol.model import OnDivergence
+from ..communication.communicator import Communicator, CommunicatorBroken
+from ..digests import ALIGNED, digests, mixed, of_values, together
+from ..events import EnterGeneration
+from ..inband import NOTHING, InBand, Part, never
+from ..state import rotation
+from ..state.held import HeldState
+from ..state.registered import is_registered
+from ..state.verdict import Entry, judge, sentence, value_entries
 from .crosscheck import CrossCheck
-from .digests import ALIGNED, digests, mixed, of_values, together
-from .events import EnterGeneration
-from .inband import NOTHING, InBand, Part, never
-from .state import rotation
-from .state.held import HeldState
-from .state.registered import is_registered
-from .state.verdict import Entry, judge, sentence, value_entries
 
 _SILENT = (NOTHING,) * 4
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .own_code import (
+from ..source.own_code import (
     attributes_of,
     directories,
     is_own_file,

@@ -23,8 +23,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import NamedTuple
 
+from ..kept import Difference, Kind, is_function_type, path_of_function
 from .dataflow import Change, DataFlow, Key, Read, Scope, Use, is_epochs, module_of_scope, stem_of
-from .kept import Difference, Kind, is_function_type, path_of_function
 from .liveness import read_first, target_names
 from .syntax import called_name, children, parameters, stored_names, walk
 

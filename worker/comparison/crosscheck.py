@@ -44,21 +44,21 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..protocol import exits
-from ..protocol.errors import UserError
-from ..protocol.model import OnDivergence
-from . import advice
-from .communication.communicator import Communicator, CommunicatorBroken
-from .data.generators import digest_of_generators
-from .data.likeness import digest
-from .digests import mixed, of_values
-from .events import EnterGeneration
-from .inband import Part, exchange
-from .kept import Difference, Kind, Reach, differences
-from .looking import Looking
+from ...protocol import exits
+from ...protocol.errors import UserError
+from ...protocol.model import OnDivergence
+from ..communication.communicator import Communicator, CommunicatorBroken
+from ..data.generators import digest_of_generators
+from ..data.likeness import digest
+from ..digests import mixed, of_values
+from ..events import EnterGeneration
+from ..inband import Part, exchange
+from ..kept import Difference, Kind, Reach, differences
+from ..state.verdict import Verdict, judge
+from ..variables import advice
+from ..variables.looking import SHARE_OF_EPOCH, Looking
+from ..virtual import derive_seed
 from .remarks import Remarks
-from .state.verdict import Verdict, judge
-from .virtual import derive_seed
 
 # steps between checks: one more body in so many steps costs less than 0.5 % even with one virtual worker per worker
 EVERY = 256
@@ -70,7 +70,6 @@ SOON = frozenset({2, 4, 8, 16, 32, 64, 128})
 # otherwise. The latter costs the holders' time, which is bounded (s).
 PROVEN_AFTER, PROVEN_LATE, PROOF_S = 2, 10, 60.0
 SHARE = 200  # the time between two looks of later checks, in times of one look
-SHARE_OF_EPOCH = 20  # the same, for the look in each epoch's second step: many values begin to change with an epoch
 CHECKS_OF_A_CHANGE = 2
 # A script may use the value in some steps only, such as a penalty in each fourth or sixteenth one.
 CHECKS_OF_A_DRIFT = 16

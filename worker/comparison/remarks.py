@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from . import advice
-from .kept import Difference, Reach, differences, last_name
-from .looking import Looking
+from ..kept import Difference, Reach, differences, last_name
+from ..variables import advice
+from ..variables.looking import Looking
 
 NAMED = 3  # names in a message
 EVALUATIONS = 3  # before and after which the values are looked at: scripts evaluate by the same functions again

@@ -23,21 +23,33 @@ from typing import Any
 
 from torch import nn
 
-from ..protocol.errors import PeerError
-from . import advice, collecting
-from .assigned import LONGEST, Source, Sources
-from .dataflow import Key
+from ...protocol.errors import PeerError
+from ..kept import CACHE, Difference, Kind, Node, Reach, differences, root_of, variable_of
+from ..source import collecting
+from ..source.assigned import LONGEST, Source, Sources
+from ..source.dataflow import Key
+from ..source.own_code import (
+    consumers,
+    directories,
+    is_own_file,
+    loop_frame,
+    module_of,
+    variables_in,
+    variables_of_loop,
+)
+from ..source.save_calls import is_part, names_place
+from ..source.syntax import called_name, walk
+from ..source.unused import Uses
+from ..state.training_state import TrainingState
+from ..value_kinds import leave_out, names_within
+from . import advice
 from .frames import find, names_bound, names_of
-from .kept import CACHE, Difference, Kind, Node, Reach, differences, root_of, variable_of
-from .own_code import consumers, directories, is_own_file, loop_frame, module_of, variables_in, variables_of_loop
 from .reachable import Limits, look
-from .save_calls import is_part, names_place
-from .state.training_state import TrainingState
-from .syntax import called_name, walk
-from .unused import Uses
-from .value_kinds import leave_out, names_within
 
 ENVIRONMENT = "os.environ"
+SHARE_OF_EPOCH = (
+    20  # time between two looks in each epoch's second step, in times of one look: many values begin to change there
+)
 DRAWS = frozenset(
     """
     rand randn rand_like randn_like randint randperm random uniform normal choice choices shuffle permutation sample bernoulli

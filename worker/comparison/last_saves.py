@@ -22,10 +22,10 @@ from typing import Any
 
 import msgspec
 
-from ..protocol import exits
-from .communication.communicator import Communicator, CommunicatorBroken
-from .communication.exchange import receive_bytes, send_bytes
-from .ending import end_process
+from ...protocol import exits
+from ..communication.communicator import Communicator, CommunicatorBroken
+from ..communication.exchange import receive_bytes, send_bytes
+from ..ending import end_process
 from .saves import Note, Saves, by_file, judge_notes
 
 END = msgspec.msgpack.encode({"end": True})

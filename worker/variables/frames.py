@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
 
-from .own_code import (
+from ..source.own_code import (
     attributes_of,
     consumers,
     directories,

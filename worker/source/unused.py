@@ -10,8 +10,8 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
+from ..kept import Difference, Kind, is_function_type, path_of_function
 from .dataflow import Change, Key, Scope, is_property
-from .kept import Difference, Kind, is_function_type, path_of_function
 from .logged import LOGS
 from .slicing import KEPT, MODES, Slice
 from .syntax import called_name, children, parameters, walk
