@@ -191,8 +191,21 @@ def test_what_a_function_of_an_evaluation_changes_is_named_at_once(tmp_path: Pat
     assert re.fullmatch(r"(score\.)?correct \(unlike_cases\.py:\d+\)", told), told
 
 
-def test_a_registered_value_that_bodies_change_is_named(tmp_path: Path, train: Any) -> None:
+def test_a_newcomer_ends_before_it_hosts_if_bodies_change_a_registered_value(tmp_path: Path, train: Any) -> None:
     outcome = train(tmp_path / "all", "none", workers=2, case="registered_baseline")
+    assert outcome.codes == [0, exits.UNLIKE], outcome.told
+    assert outcome.states == {0: alone(train, tmp_path, "registered_baseline")}
+    assert (
+        re.search(
+            r"w\.1.* cannot take part; loop bodies change baseline\.mean \(unlike_cases\.py:\d+\) of a registered value",
+            outcome.told,
+        )
+        or "the registered value 'baseline' has been changed" in outcome.told
+    ), outcome.told
+
+
+def test_a_registered_value_that_bodies_change_unseen_is_named(tmp_path: Path, train: Any) -> None:
+    outcome = train(tmp_path / "all", "none", workers=2, case="hidden_registered_baseline")
     assert outcome.codes == [0, exits.UNLIKE], outcome.told
     assert re.search(
         r"the registered value 'baseline' has been changed by loop bodies, of which each worker runs only some: "

@@ -54,6 +54,38 @@ def test_a_number_that_decides_about_the_loss_is_carried(body: str) -> None:
     assert carries(body, "n", Kind.PLAIN)
 
 
+METER = """
+class Meter:
+    def __init__(self):
+        {init}
+    {other}(self, *state):
+        self.total = 0.0
+    def update(self, value):
+        self.total = self.total + value
+meter = Meter()
+{before}
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "other", "before", "carried"),
+    [
+        ("self.reset()", "def reset", "", True),
+        ("self.total = 0.0", "def load_state_dict", "", True),
+        ("self.total = 0.0", "def reset", "meter.reset()", True),
+        ("self.total = 0.0", "def reset", "def begin():\n    meter.reset()\nbegin()", True),
+        ("self.total = 0.0", "def on_batch", "", False),  # who calls it is not in the source
+        ("self.total = 0.0", "def reset", "def begin():\n    meter.reset()\nfor _ in batches:\n    begin()", False),
+    ],
+)
+def test_a_function_makes_a_value_anew_in_each_body_only_if_bodies_may_call_it(
+    init: str, other: str, before: str, carried: bool
+) -> None:
+    meter = METER.format(init=init, other=other, before=before)
+    body = "loss = f(model(x), meter.total)\nloss.backward()\nmeter.update(loss.item())"
+    assert carries(body, "meter.total", Kind.PLAIN, before=meter, owner="Meter") is carried
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -264,10 +264,20 @@ class Baseline:
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.mean = state["mean"]
 
+    def update(self, reward: float) -> None:
+        self.mean = 0.9 * self.mean + 0.1 * reward
 
-def registered_baseline(run: Run) -> list[Any]:
+
+class HiddenBaseline(Baseline):
+    """Its source does not show which attribute changes."""
+
+    def update(self, reward: float) -> None:
+        vars(self)["".join(("me", "an"))] = 0.9 * self.mean + 0.1 * reward
+
+
+def registered_baseline(run: Run, kind: type[Baseline] = Baseline) -> list[Any]:
     """The same in an object that is registered, so that new workers begin with it."""
-    baseline = Baseline()
+    baseline = kind()
     run.register("baseline", baseline)
     model, optimizer, batches = prepared(run)
     for _ in run.epochs(EPOCHS):
@@ -275,8 +285,12 @@ def registered_baseline(run: Run) -> list[Any]:
             reward = x.mean().item()
             (functional.cross_entropy(model(x), y) * (1.0 + reward - baseline.mean)).backward()
             optimizer.step()
-            baseline.mean = 0.9 * baseline.mean + 0.1 * reward
+            baseline.update(reward)
     return ended(run, model)
+
+
+def hidden_registered_baseline(run: Run) -> list[Any]:
+    return registered_baseline(run, HiddenBaseline)
 
 
 def baseline_in_some_steps(run: Run) -> list[Any]:

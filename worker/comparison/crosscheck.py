@@ -128,6 +128,7 @@ class CrossCheck:
         self._checks_due = 0
         self._drifted: frozenset[str] = frozenset()  # names that were checked in the steps after they had differed
         self._looks: dict[int, tuple[Reach, Reach | None]] = {}  # looks of the workers that have taken one, by rank
+        self._registered: dict[str, str] = {}  # this worker's `Looking.left_in_registered` at the beginning of a proof
         self._look: list[Any] | None = None  # this worker's `Looking.plain` at the beginning of such a step
         self._samples = 0
         self._gradient = 0
@@ -179,6 +180,7 @@ class CrossCheck:
             return None
         if self._proving and begun == 1 and by_name and (self._rank in self._newcomers or self._rank == self._giver):
             self._look = self._looking.plain(sys._getframe())
+            self._registered = self._looking.left_in_registered(sys._getframe())
         if not self._proving and by_name and self._rank in self._two_to_compare(drawn):
             self._look_for_drift(soon=due or begun in SOON)
         candidates = [each for each in range(micro_batches) if has_samples(step, each)]
@@ -260,6 +262,7 @@ class CrossCheck:
             "look": self._look,
             "draws": [self._drawn, self._asked],
             "in_time": in_time,
+            "registered": self._registered,
             "wants": wants,
         }
 
@@ -273,6 +276,7 @@ class CrossCheck:
         looks = {rank: payload["look"] for rank, payload in told.items()}
         self._looks = {rank: self._looking.of_plain(look) for rank, look in looks.items() if look is not None}
         self._draws = {rank: tuple(payload["draws"]) for rank, payload in told.items() if payload["entries"]}
+        self._registered = told[self._giver]["registered"] if self._giver in told else {}
         entries = [told[rank]["entries"] if rank in told else None for rank in range(len(payloads))]
         verdict = judge(entries, self._newcomers)
         if verdict is not None:
@@ -280,7 +284,9 @@ class CrossCheck:
             if of_script and not self._proving:
                 self.disagree(text)
             self.carry_out(verdict, self._newcomers, text)
-        elif self._proving and not self._refuse_derived(part.step) and not self._refuse_lost(part.step):
+        elif self._proving and not any(
+            refuses(part.step) for refuses in (self._refuse_derived, self._refuse_lost, self._refuse_registered)
+        ):
             self._remark_on_looks()
             self._extend_proof(bool(told[self._giver]["in_time"]))
         elif not self._proving:
@@ -462,6 +468,16 @@ class CrossCheck:
         who = ", ".join(self._workers[rank] for rank in wrong)
         verb = "lack" if len(wrong) > 1 else "lacks"
         self.dismiss(wrong, f"step {step}: {who} {verb} {what}; {sentences}")
+        return True
+
+    def _refuse_registered(self, step: int) -> bool:
+        """Dismiss new workers if loop bodies change what the script has registered and the loss depends on: the new ones
+        have received it, but each worker would go on from the bodies that it runs. Returns whether there is such a value.
+        """
+        if not self._registered:
+            return False
+        who = ", ".join(self._workers[rank] for rank in sorted(self._newcomers))
+        self.dismiss(self._newcomers, f"step {step}: {who} cannot take part; {advice.of_registered(self._registered)}")
         return True
 
     def _extend_proof(self, in_time: bool) -> None:

@@ -28,6 +28,7 @@ from .dataflow import Change, DataFlow, Key, Read, Scope, Use, is_epochs, module
 from .liveness import read_first, target_names
 from .syntax import called_name, children, parameters, stored_names, walk
 
+_RESTORING = frozenset({"__init__", "__setstate__", "load_state_dict"})  # what calls these makes or restores an object
 KEPT = (Kind.PLAIN, Kind.TENSOR, Kind.ARRAY, Kind.CONTAINER, Kind.ITERATOR)
 _SIZES = frozenset({"device", "dtype", "ndim", "numel", "shape", "size"})  # of a tensor; not its values
 _ARGUMENT = re.compile(r"(\w+)\((\w+)\)(?:\[([^\]]*)\])?")
@@ -531,8 +532,24 @@ class Slice(DataFlow):
         return [each for each in changes if each.scope.node is not key.owner] or changes
 
     def _renews(self, change: Change) -> bool:
-        """Return whether a statement makes the value anew in each loop body, or in each call of a function."""
-        return not change.is_item and not change.empties and self._iterables.issuperset(change.tests)
+        """Return whether a statement makes the value anew in each loop body, or in each call of a function that bodies call."""
+        if change.is_item or change.empties or not self._iterables.issuperset(change.tests):
+            return False
+        return self._may_run_in_loops(change, set())
+
+    def _may_run_in_loops(self, change: Change, taken: set[ast.AST]) -> bool:
+        """Return whether a statement may run in a loop, also by way of the calls of its function. A function without a call in
+        the source may, unless it restores a state. taken: functions of which the calls need not be followed.
+        """
+        function = change.scope.node
+        if not self._iterables.isdisjoint(change.tests):
+            return True
+        if function is self._places[0] or change.scope.outer is None or function in taken:
+            return False
+        taken.add(function)
+        if not (calls := self._callers.get(function, ())):
+            return getattr(function, "name", "") not in _RESTORING
+        return any(self._may_run_in_loops(each, taken) for each in calls)
 
     def _keys_of_name(self, difference: Difference) -> list[Key]:
         """Return the keys to which this name may belong."""

@@ -131,8 +131,11 @@ class Registered:
 
     def objects(self) -> list[Any]:
         """Return the objects that were registered with a state of their own, and those that `run.state` has."""
-        registered = [each for get, _ in self._values.values() if (each := getattr(get, "__self__", None)) is not None]
-        return [*registered, *self.state.objects()]
+        return [*self.with_state(), *self.state.objects()]
+
+    def with_state(self) -> list[Any]:
+        """Return the objects that were registered with a state of their own."""
+        return [each for get, _ in self._values.values() if (each := getattr(get, "__self__", None)) is not None]
 
     def set(self, values: dict[str, Any]) -> None:
         """Set the script's values from unpacked ones."""

@@ -52,17 +52,24 @@ def explain(
     return f"{UNSEEN} ({'; '.join(opaque[:TOLD])})" if opaque else UNSEEN
 
 
-def of_registered(found: Sequence[Difference], workers: tuple[str, str]) -> str:
+def of_registered(places: Mapping[str, str]) -> str:
+    """Return a sentence on values of `run.register` that loop bodies change, by name and line, with the remedy."""
+    names = ", ".join(f"{name} ({place})" for name, place in list(places.items())[:TOLD])
+    return (
+        f"loop bodies change {names} of a registered value, and the loss depends on that. Each worker runs only some of the "
+        "bodies: keep a value that they change by run.state(…) in place of run.register"
+    )
+
+
+def differs_registered(found: Sequence[Difference], workers: tuple[str, str]) -> str:
     """Return a sentence on values of `run.register` that differ, with the remedy; "" without any."""
     if not found:
         return ""
-    name = root_of(found[0].name)
     one, other = (_shown(node) for node in (found[0].ones, found[0].others))
     values = f"is {one} on {workers[0]} and {other} on {workers[1]}" if one != other else f"({one}) differs"
     return (
-        f"the registered value {name!r} has been changed by loop bodies, of which each worker runs only some: {found[0].name} "
-        f"{values}. Keep a value that bodies change by run.state(…) in place of run.register, and a module whose forward pass "
-        "changes its buffers in the model that prepare() gets (torch.nn.ModuleDict)"
+        f"the registered value {root_of(found[0].name)!r} has been changed by loop bodies, of which each worker runs only "
+        f"some: {found[0].name} {values}. Keep a value that bodies change by run.state(…) in place of run.register"
     )
 
 

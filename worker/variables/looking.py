@@ -321,7 +321,7 @@ class Looking:
 
     def of_registered(self, found: Sequence[Difference], workers: tuple[str, str]) -> str:
         """Explain the difference of two workers by differences of registered values; "" if there are none."""
-        return advice.of_registered(found, workers)
+        return advice.differs_registered(found, workers)
 
     def of_error(self, error: BaseException) -> str:
         """Explain why a joining worker's script has raised this error in code that other workers have run."""
@@ -546,6 +546,19 @@ class Looking:
         kept = [each for each in found if each[0] not in registered and not self.is_local(each[0])]
         return {name: str(self._sources.line_in(tree, line)) for name, tree, line in kept}
 
+    def left_in_registered(self, frame: FrameType | None) -> dict[str, str]:
+        """Return the values of registered objects that bodies make from their previous ones, and on which, by the script's
+        source, the gradient depends, each with the line. A module's tensors are left out, which `MutationGuard` watches.
+        frame: as for `now`.
+        """
+        objects = [each for each in self.state.registered.with_state() if not isinstance(each, nn.Module)]
+        if not objects:
+            return {}
+        seen = look(self.frame(frame), self._bound, carried(self.state, but=objects) | self.known, self.limits)
+        known = {each.name for each in self.now(frame).every()}
+        found = [each for each in seen.every() if each.name not in known and self.carries(each)]
+        return {each.name: str(self._sources.where(each.name, each.owners)) for each in found}
+
     def changed_in_data(self, frame: FrameType | None) -> list[Difference]:
         """Return the dataset's values that the loop has changed since it began. frame: as for `now`."""
         return [each for each in self.changed(frame) if _is_of_data(each)]
@@ -612,12 +625,13 @@ class Looking:
         return model.training if not others else f"{model.training}, but for {', '.join(others)}"
 
 
-def carried(state: TrainingState) -> frozenset[int]:
+def carried(state: TrainingState, but: Collection[Any] = ()) -> frozenset[int]:
     """Return the ids of the objects that a job carries at present, with objects that the script has registered by
-    `state_dict()`.
+    `state_dict()`. but: registered objects to be left out.
     """
     objects = [*(module for _, module in state.modules), *state.optimizers, *state.schedulers, state.scaler]
-    return leave_out([*objects, *state.registered.objects(), *state.registered.tensors()])
+    registered = [each for each in state.registered.objects() if not any(each is one for one in but)]
+    return leave_out([*objects, *registered, *state.registered.tensors()])
 
 
 def _is_of_data(difference: Difference) -> bool:
