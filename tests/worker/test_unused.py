@@ -102,6 +102,15 @@ ACTS = [
     "first = model.layers[0]\nfirst.rate = n + meter.count",
     "steps = all_steps['train']\nsteps.append(n + meter.count)",
     "assert n < 100 and meter.average > 0",
+    "old = reset() if n > 3 and meter.count > 3 else None",
+    "old = n + meter.count > 3 and reset()",
+    "all_of_them = [reset() for _ in range(n + meter.count)]",
+    "all_of_them = [reset() for k in range(4) if k < n + meter.count]",
+    "n + meter.count > 3 and run.stop()",
+    "if n + meter.count > 3:\n    del model.head",
+    "data.level = n + meter.count",
+    "data.append(n + meter.count)",
+    "scheduler = LambdaLR(optimizer, lr_lambda=lambda epoch: 1 / (n + meter.count))",
 ]
 
 
@@ -140,6 +149,18 @@ def test_attributes_of_a_class_with_a_base_of_others_may_act() -> None:
     before = "class Timer(threading.Thread):\n    def tick(self):\n        self.ticks += 1\n"
     assert not is_without_effect("timer.ticks", ("Timer",), before=before)
     assert is_without_effect("timer.ticks", ("Timer",), before=before.replace("(threading.Thread)", ""))
+
+
+@pytest.mark.parametrize("name", ["__setattr__", "__setitem__", "__iadd__", "__add__"])
+def test_nothing_is_known_of_a_script_whose_classes_act_where_it_assigns(name: str) -> None:
+    before = f"class Options:\n    def {name}(self, *given):\n        model.scale = given\n"
+    assert not is_without_effect("n", (), before=before)
+    assert is_without_effect("n", (), before=before.replace(name, "show"))
+
+
+def test_nothing_is_known_of_a_script_with_a_setter() -> None:
+    before = "class Options:\n    @rate.setter\n    def rate(self, given):\n        model.scale = given\n"
+    assert not is_without_effect("n", (), before=before)
 
 
 def test_results_of_functions_that_others_call_may_act() -> None:

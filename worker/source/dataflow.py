@@ -232,9 +232,11 @@ class DataFlow:
         for handler in getattr(node, "handlers", ()):
             self._block(handler.body, scope, (*tests, ast.Name("KeyError", ast.Load())))
 
-    def _expression(self, node: ast.AST, scope: Scope, tests: tuple[ast.expr, ...]) -> None:
+    def _expression(self, node: ast.AST, scope: Scope, around: tuple[ast.expr, ...]) -> None:
         """Note the calls in an expression, and what they change."""
-        for each in walk(node):
+        for each, conditions in _conditional(node):
+            tests = (*around, *conditions)
+            self._iterables.update(inner.iter for inner in getattr(each, "generators", ()))  # of a comprehension
             if isinstance(each, ast.NamedExpr):
                 self._assign(each.target, each.value, scope, tests)
             if isinstance(each, ast.Yield) and each.value is not None:
@@ -618,6 +620,33 @@ class DataFlow:
         kinds = self._kinds(node.value, scope)
         found = [inner for kind, inner in self._methods.get(node.attr, ()) if not kinds or kind in kinds]
         return [each for each in found if is_property(each.node)]
+
+
+def _conditional(node: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.expr, ...]]]:
+    """Yield the nodes of an expression, each with the conditions within the expression under which it is computed: those of `x if
+    y else z`, of `and` and `or`, and of comprehensions, with what these iterate over.
+    """
+    todo: list[tuple[ast.AST, tuple[ast.expr, ...]]] = [(node, ())]
+    for each, tests in todo:
+        yield each, tests
+        match each:
+            case ast.IfExp(test=test, body=body, orelse=otherwise):
+                todo += [(test, tests), (body, (*tests, test)), (otherwise, (*tests, _negated(test)))]
+            case ast.BoolOp(op=op, values=values):
+                for value in values:
+                    todo.append((value, tests))
+                    tests = (*tests, value if isinstance(op, ast.And) else _negated(value))
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                for inner in each.generators:
+                    todo.append((inner.iter, tests))
+                    tests = (*tests, inner.iter)
+                    for test in inner.ifs:
+                        todo.append((test, tests))
+                        tests = (*tests, test)
+                made = [each.key, each.value] if isinstance(each, ast.DictComp) else [each.elt]
+                todo += [(value, tests) for value in made]
+            case _:
+                todo += [(inner, tests) for inner in children(each)]
 
 
 def _negated(test: ast.expr) -> ast.expr:

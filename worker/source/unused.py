@@ -14,7 +14,7 @@ from ..kept import Difference, Kind, is_function_type, path_of_function
 from .dataflow import Change, Key, Scope, is_property
 from .logged import LOGS
 from .slicing import KEPT, MODES, Slice
-from .syntax import called_name, children, parameters, walk
+from .syntax import Function, called_name, children, parameters, walk
 
 # Functions whose results depend on values of their arguments, not on attributes
 _OF_VALUES = frozenset(
@@ -31,8 +31,11 @@ _OF_CONTAINERS = frozenset(
 )
 _ACTING = ("add_", "apply", "register", "save", "send", "set_", "submit")  # beginnings of names of functions that act
 _HIDDEN = frozenset({"eval", "exec", "globals", "locals"})  # functions that may read any variable
+# Functions of a class that Python calls where the source has an assignment or an operator
+_CALLED_BY_SYNTAX = frozenset({"__delattr__", "__delitem__", "__set__", "__setattr__", "__setitem__"})
 _CONTEXTS = frozenset({"autocast", "enable_grad", "inference_mode", "no_grad", "nullcontext", "record_function"})
 _NEW = frozenset({"defaultdict", "deque", "dict", "list", "set", "sorted"})  # functions whose results are new objects
+_OPERATOR = re.compile(r"__[ir]?(add|sub|mul|matmul|truediv|floordiv|mod|pow|lshift|rshift|and|xor|or)__")
 _DISPLAYS = frozenset({"__repr__", "__str__", "__format__"})
 # Objects of which code of others reads attributes
 _OF_OTHERS = frozenset({Kind.DATA, Kind.ITERATOR, Kind.MODEL, Kind.MODULE})
@@ -53,9 +56,12 @@ class Uses(Slice):
 
     @functools.cached_property
     def _is_hidden(self) -> bool:
-        """Whether the script reads variables by names that it makes as it runs."""
-        names = (each.id for tree in self._trees for each in walk(tree) if isinstance(each, ast.Name))
-        return not _HIDDEN.isdisjoint(names)
+        """Whether the script reads variables by names that it makes as it runs, or has classes for which an assignment does more
+        than assign.
+        """
+        nodes = [each for tree in self._trees for each in walk(tree)]
+        names = (each.id for each in nodes if isinstance(each, ast.Name))
+        return not _HIDDEN.isdisjoint(names) or any(isinstance(each, Function) and _is_implicit(each) for each in nodes)
 
     def _has_no_effect(self, difference: Difference) -> bool:
         root, *parts = re.findall(r"\w+|\[[^\]]*\]", difference.name)
@@ -109,8 +115,13 @@ class Uses(Slice):
                 sinks.append(Change(tuple(read), scope, tests, False, False))
         for call, scope, tests in self._calls:
             name = called_name(call)
-            if name.startswith(_ACTING) and name not in LOGS and not self._called(call, scope):
-                sinks.append(Change((call,), scope, tests, False, False))
+            if name in LOGS | _OF_VALUES or self._called(call, scope):
+                continue
+            arguments = [*call.args, *(each.value for each in call.keywords)]
+            functions = [each for each in arguments if isinstance(each, ast.Lambda)]  # which code of others calls
+            data = [*call.args[2:], *(each.value for each in call.keywords)] if name == "prepare" else []
+            acting = [*functions, *data, *([call] if name.startswith(_ACTING) else [])]
+            sinks += [Change((each,), scope, tests, False, False) for each in acting]
         called = {inner.node for call, scope, _ in self._calls for inner, _ in self._called(call, scope)}
         for key, changes in self._changes.items():
             given = key.owner not in called and key.owner in self._scopes  # what code of others gives to a function
@@ -142,6 +153,8 @@ class Uses(Slice):
                 return simple if node.handlers else None
             case ast.Break() | ast.Continue() | ast.Return(value=None):
                 return []
+            case ast.Delete(targets=targets) if any(isinstance(each, ast.Attribute) for each in targets):
+                return []
             case ast.Expr() | ast.Assert() | ast.Raise():
                 return children(node)
         return None
@@ -166,6 +179,14 @@ class Uses(Slice):
 def _is_in_place(change: Change) -> bool:
     """Return whether a statement changes an object, or may do so, as `+=` does with a tensor."""
     return change.in_place or change.is_item or change.of_part or (change.made_of_itself and change.target is None)
+
+
+def _is_implicit(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether Python calls the method where the source has an assignment or an operator: `__setattr__`, `__iadd__`, the
+    setter of a property.
+    """
+    setters = [each for each in function.decorator_list if isinstance(each, ast.Attribute) and each.attr == "setter"]
+    return bool(setters) or function.name in _CALLED_BY_SYNTAX or _OPERATOR.fullmatch(function.name) is not None
 
 
 def _name(node: ast.expr) -> str:
