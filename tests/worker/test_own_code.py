@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from elasticd.protocol import errors
+from elasticd.worker import kept
+from elasticd.worker.source import own_code
 from elasticd.worker.source.own_code import is_own_file, own_modules
 
 
@@ -52,3 +55,9 @@ def test_a_module_that_is_imported_again_replaced_or_removed_between_two_looks_i
 )
 def test_a_file_is_the_scripts_own_by_its_normal_path(file: str, own: bool) -> None:
     assert is_own_file(file, ("/job/",)) is own
+
+
+def test_the_code_of_this_package_is_not_the_scripts_where_the_script_lies_above_it() -> None:
+    files = [Path(str(module.__file__)) for module in (errors, own_code, kept)]
+    resolved = [each.resolve() for each in files[1:]]  # in a development install the package is a directory of links
+    assert not [each for each in (*files, *resolved) if is_own_file(str(each), (f"{each.parents[2]}/",))]

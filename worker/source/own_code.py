@@ -55,7 +55,9 @@ def _normal(path: str) -> str:
 
 
 # In a development install the package is a directory of links.
-_PACKAGE = tuple(_normal(str(path)) + os.sep for path in (Path(__file__).parents[1], Path(__file__).resolve().parent))
+_PACKAGE = tuple(
+    _normal(str(path)) + os.sep for path in (Path(__file__).parents[2], Path(__file__).resolve().parents[1])
+)
 _STDLIB = tuple(
     _normal(path) + os.sep for key in ("stdlib", "platstdlib") if (path := sysconfig.get_paths().get(key)) is not None
 )
