@@ -264,14 +264,14 @@ class Baseline:
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.mean = state["mean"]
 
-    def update(self, reward: float) -> None:
+    def learn(self, reward: float) -> None:
         self.mean = 0.9 * self.mean + 0.1 * reward
 
 
 class HiddenBaseline(Baseline):
     """Its source does not show which attribute changes."""
 
-    def update(self, reward: float) -> None:
+    def learn(self, reward: float) -> None:
         vars(self)["".join(("me", "an"))] = 0.9 * self.mean + 0.1 * reward
 
 
@@ -285,7 +285,7 @@ def registered_baseline(run: Run, kind: type[Baseline] = Baseline) -> list[Any]:
             reward = x.mean().item()
             (functional.cross_entropy(model(x), y) * (1.0 + reward - baseline.mean)).backward()
             optimizer.step()
-            baseline.update(reward)
+            baseline.learn(reward)
     return ended(run, model)
 
 
