@@ -9,12 +9,13 @@ reading the script's source.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...worker.kept import Difference, Kind, Reach, differences
 from ...worker.source.assigned import Source, Sources
+from ...worker.source.unused import Uses
 from ...worker.variables import advice
 from .driver import Outcome
 from .notes import Entries, Notes
@@ -92,8 +93,8 @@ def _of_bodies(first: Notes, step: int, tried: str, what: str) -> Finding:
     if step - 1 in first.looks and step in first.looks:
         changed = differences(first.looks[step], first.looks[step - 1])
     sources = sources_of(first)
-    logged = sources.only_logged
-    changed = [each for each in changed if _root(each) not in logged]
+    has_no_effect = _has_no_effect(sources)
+    changed = [each for each in changed if not has_no_effect(each)]
     if not changed:
         return Finding(tried, what, remedy=advice.UNSEEN, suspect=False)
     best, *rest = changed
@@ -230,9 +231,7 @@ def _side(outcome: Outcome, worker: int) -> str:
 
 def _ranked(found: list[Difference], sources: Sources, outcome: Outcome) -> list[Difference]:
     """Return the findings sorted by likelihood: variables that only a log reads come last."""
-    logged = sources.only_logged
-
-    found = sorted(found, key=lambda each: _root(each) in logged)
+    found = sorted(found, key=_has_no_effect(sources))
     before = outcome.part.kind in (PartKind.AGAIN, PartKind.HASH_SEED)
     return sorted(found, key=lambda each: each.changed) if before else found
 
@@ -246,8 +245,10 @@ def _remedy(difference: Difference, sources: Sources, notes: Notes) -> str:
     return advice.remedy(difference, sources, _batch_size(notes))
 
 
-def _root(difference: Difference) -> str:
-    return difference.name.partition(".")[0].partition("[")[0]
+def _has_no_effect(sources: Sources) -> Callable[[Difference], bool]:
+    """Return a function which returns whether, by the script's source, only displays depend on a value."""
+    scope = sources.loop_scope
+    return Uses(sources.trees, scope).is_without_effect if scope is not None else lambda difference: False
 
 
 def sources_of(notes: Notes) -> Sources:

@@ -131,5 +131,5 @@ OTHERS = [
 @pytest.mark.parametrize("line", [*COLLECTS, *OTHERS])
 def test_a_statement_that_collects_a_value_from_a_pass_is_told_from_others(line: str) -> None:
     tree = ast.parse(f"def train():\n    for epoch in epochs:\n        {line}\n")
-    found = statement_at(tree, 3, logged={"shown"})
+    found = statement_at(tree, 3, {"shown"}.__contains__)
     assert (found is not None) is (line in COLLECTS)

@@ -111,6 +111,9 @@ ACTS = [
     "data.level = n + meter.count",
     "data.append(n + meter.count)",
     "scheduler = LambdaLR(optimizer, lr_lambda=lambda epoch: 1 / (n + meter.count))",
+    "if n + meter.count > 3:\n    averaged.update_parameters(model)",
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), n + meter.count)",
+    "plateau.step(n + meter.count)",
 ]
 
 
@@ -181,3 +184,71 @@ def test_what_a_function_that_others_call_changes_may_act() -> None:
     line = "        module.scale = self.calls\n"
     assert is_without_effect("scale.calls", ("Scale",), before=before)
     assert not is_without_effect("scale.calls", ("Scale",), before=before + line)
+
+
+def displays(text: str, name: str) -> bool:
+    tree = parse(text)
+    return Uses([tree], tree).is_display(name)
+
+
+SHOWN = """
+for epoch in run.epochs(2):
+    running, seen, pool, best, beta = 0.0, 0, [], 0.0, 1.0
+    for i, (x, y) in enumerate(batches):
+        loss = model(x).mean() * beta
+        loss.backward()
+        optimizer.step()
+        running += loss.item()
+        seen += 1
+        meter.update(loss.item(), len(x))
+        pool.append(x)
+        best = max(best, loss.item())
+        if seen % 10 == 0:
+            rate = running / seen
+            print(rate, meter)
+            running = 0.0
+        if best > 1:
+            beta = 0.5
+    mix(pool)
+"""
+
+
+@pytest.mark.parametrize("name", ["running", "seen", "rate", "meter"])
+def test_variables_that_only_logs_read_are_known(name: str) -> None:
+    assert displays(SHOWN, name)
+
+
+@pytest.mark.parametrize("name", ["pool", "best", "beta", "loss", "model"])
+def test_variables_that_other_statements_read_are_known(name: str) -> None:
+    assert not displays(SHOWN, name)
+
+
+KEPT = """
+def push(item, at):
+    memory.append((item, at))
+    return len(memory)
+
+def set_rate(options, value):
+    options["lr"] = value
+
+for epoch in run.epochs(2):
+    rate, decay, third, step, last = next(rates), 0.5 * decay, 0.1 * epoch, 0, next(others)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    first = optimizer.param_groups[0]
+    first["weight_decay"] = decay
+    if third > 0.1:
+        first["momentum"] = 0.5
+    set_rate(first, last)
+    for x in batches:
+        f(model(x), memory).backward()
+        optimizer.step()
+        size = push(x, step)
+        step += 1
+"""
+
+
+@pytest.mark.parametrize("name", ["rate", "rates", "decay", "third", "step", "others", "last"])
+def test_variables_from_which_an_object_under_another_name_gets_a_value_are_not_for_displays_alone(name: str) -> None:
+    assert not displays(KEPT, name)
+    assert displays(KEPT, "size")

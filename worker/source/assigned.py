@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from ..kept import is_function_type, path_of_function
 from . import logged
-from .effects import Effects
 from .liveness import Flow, free_names, is_function, local_names, target_names, within
 from .own_code import directories, own_modules
 from .save_calls import names_place, saved_names
@@ -152,14 +151,6 @@ class Sources:
             if (source := self._read[file]) is not None:
                 found.append(source)
         return found
-
-    @functools.cached_property
-    def only_logged(self) -> frozenset[str]:
-        """Variables of the loop's file of which only logs, and their own updates, read the values."""
-        if self._first is None:
-            return frozenset()
-        effects = Effects(self.trees)
-        return logged.only_logged(self._first.tree, lambda call: bool(effects.of(call)))
 
     @functools.cached_property
     def shown(self) -> frozenset[str]:

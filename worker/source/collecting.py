@@ -7,7 +7,7 @@ epoch has not run the epoch's earlier bodies, and no variable of the process bef
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Callable
 
 from .logged import LOGS
 from .syntax import called_name, children, walk
@@ -22,11 +22,13 @@ _Headed = ast.If | ast.While | ast.Assert | ast.For
 _Simple = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
 
 
-def statement_at(tree: ast.Module, line: int, logged: Collection[str] = ()) -> ast.stmt | None:
+def statement_at(
+    tree: ast.Module, line: int, is_display: Callable[[str], bool] = lambda name: False
+) -> ast.stmt | None:
     """Return the statement that collects a value from a pass over batches.
 
-    line: at which the batches are iterated. logged: variables that only logs read. None: a loop's body trains, the value is
-    dropped, or only a log reads it.
+    line: at which the batches are iterated. is_display: returns whether only logs read a variable. None: a loop's body trains,
+    the value is dropped, or only a log reads it.
     """
     around = [
         each for each in walk(tree) if isinstance(each, ast.stmt) and each.lineno <= line <= (each.end_lineno or 0)
@@ -34,7 +36,7 @@ def statement_at(tree: ast.Module, line: int, logged: Collection[str] = ()) -> a
     match max(around, key=lambda each: (each.lineno, -(each.end_lineno or 0)), default=None):
         case ast.Expr(value=value) if _collects(value) or (isinstance(value, ast.Call) and called_name(value) in LOGS):
             return None
-        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AugAssign(target=ast.Name(id=name)) if name in logged:
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AugAssign(target=ast.Name(id=name)) if is_display(name):
             return None
         case found if isinstance(found, _Simple | _Headed):
             heads = [each for each in children(found) if isinstance(each, ast.expr)]

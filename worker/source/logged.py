@@ -1,4 +1,4 @@
-"""Variables of a script of which only logs need the values: what calls display, and times; read from the source.
+"""Calls of a script that display values, what they read, and variables that have times as values; read from the source.
 
 No code of the script runs.
 """
@@ -6,9 +6,9 @@ No code of the script runs.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection
 
-from .syntax import called_name, children, mutates, read_names, root_name, walk
+from .syntax import called_name, read_names, walk
 
 LOGS = frozenset(
     """
@@ -22,123 +22,6 @@ def shown(tree: ast.Module) -> frozenset[str]:
     """Return the variables that a call reads that displays values."""
     calls = [node for node in walk(tree) if isinstance(node, ast.Call) and called_name(node) in LOGS]
     return frozenset(name for call in calls for name in read_names(call))
-
-
-def only_logged(tree: ast.Module, acts: Callable[[ast.Call], bool] = lambda call: False) -> frozenset[str]:
-    """Return the variables that are read only in calls that display values, in changes of themselves, and in changes of
-    other such variables.
-
-    A condition counts as read by all statements under it. A change of a part of an object is one of each variable that may
-    refer to the object: `for group in optimizer.param_groups: group["lr"] = rate` changes `optimizer`. acts: whether a call may
-    change more than the variable to which its result is bound (`effects`).
-    """
-    changed: set[str] = set()
-    aliases = _aliases(tree)
-    reads: list[tuple[str, frozenset[str]]] = []  # a variable, and the variables that its value reaches
-
-    def visit(node: ast.AST, targets: frozenset[str] | None) -> None:
-        """targets: the variables that the value of this node reaches; None: anything."""
-        match node:
-            case ast.Expr(value=ast.Call() as call):
-                function, name = call.func, called_name(call)
-                own = root_name(function.value) if isinstance(function, ast.Attribute) else ""
-                if acts(call):
-                    targets = None
-                elif name in LOGS:
-                    targets = frozenset()
-                elif own and mutates(name):
-                    changed.add(own)
-                    targets = frozenset({own, *aliases.get(own, ())})
-                for child in children(call):
-                    visit(child, targets)
-                return
-            case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
-                written = node.targets if isinstance(node, ast.Assign) else [node.target]
-                roots = frozenset(root_name(each) for target in written for each in _leaves(target))
-                if "" not in roots:
-                    changed.update(roots)
-                    targets = roots | _referring(written, aliases)
-                for child in children(node):
-                    visit(child, targets)
-                return
-            case ast.If(test=test, body=body, orelse=orelse):
-                inside = [_effect(statement, aliases, acts) for statement in (*body, *orelse)]
-                visit(test, None if None in inside else frozenset().union(*(each for each in inside if each)))
-                for statement in (*body, *orelse):
-                    visit(statement, None)
-                return
-            case ast.Call() if targets is not None and acts(node):
-                targets = None
-            case ast.NamedExpr(target=ast.Name(id=name), value=value):
-                changed.add(name)
-                visit(value, None if targets is None else targets | {name})
-                return
-            case ast.Name(id=name, ctx=ast.Load()):
-                reads.append((name, frozenset({""}) if targets is None else targets))
-        for child in children(node):
-            visit(child, targets)
-
-    visit(tree, None)
-    logged = set(changed)
-    while wrong := {name for name, reached in reads if name in logged and not reached <= logged | {name}}:
-        logged -= wrong
-    return frozenset(logged)
-
-
-def _aliases(tree: ast.Module) -> dict[str, set[str]]:
-    """Return the variables that refer to a part of another one's value, with those variables; "" for parameters of functions."""
-    found: dict[str, set[str]] = {}
-
-    def refers(target: ast.expr, value: ast.expr) -> None:
-        for each in (one for leaf in _leaves(target) for one in walk(leaf) if isinstance(one, ast.Name)):
-            found.setdefault(each.id, set()).update(read_names(value) - {each.id})
-
-    for node in walk(tree):
-        match node:
-            case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
-                refers(target, value)
-            case ast.comprehension(target=target, iter=value):
-                refers(target, value)
-            case ast.Assign(targets=targets, value=ast.Attribute() | ast.Subscript() | ast.Name() as value):
-                for target in targets:
-                    if isinstance(target, ast.Name):
-                        refers(target, value)
-            case ast.arg(arg=name):
-                found.setdefault(name, set()).add("")
-    return found
-
-
-def _referring(written: Sequence[ast.expr], aliases: Mapping[str, set[str]]) -> frozenset[str]:
-    """Return the variables that refer, too, to objects of which these targets are parts."""
-    parts = [each for target in written for each in _leaves(target) if not isinstance(each, ast.Name)]
-    return frozenset(name for each in parts for name in aliases.get(root_name(each), ()))
-
-
-def _effect(
-    statement: ast.stmt, aliases: Mapping[str, set[str]], acts: Callable[[ast.Call], bool]
-) -> frozenset[str] | None:
-    """Return the variables that a statement changes if it does nothing else but display values; None: it may do more."""
-    if any(isinstance(each, ast.Call) and acts(each) for each in walk(statement)):
-        return None
-    match statement:
-        case ast.Assign() | ast.AugAssign():
-            written = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            roots = frozenset(root_name(each) for target in written for each in _leaves(target))
-            return roots | _referring(written, aliases)
-        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))) if name in LOGS:
-            return frozenset()
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=name))) if mutates(name) and root_name(owner):
-            return frozenset({root_name(owner), *aliases.get(root_name(owner), ())})
-    return None
-
-
-def _leaves(target: ast.expr) -> Iterator[ast.expr]:
-    """Yield the single targets of a target."""
-    if isinstance(target, ast.Tuple | ast.List):
-        for each in target.elts:
-            yield from _leaves(each)
-    else:
-        yield target.value if isinstance(target, ast.Starred) else target
 
 
 def times(tree: ast.Module) -> frozenset[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..kept import Difference, Kind, is_function_type, path_of_function
 from .dataflow import Change, Key, Scope, is_property
@@ -80,10 +80,16 @@ class Uses(Slice):
                 keys = [Key(kind, name) for kind in self._with_bases([owner])]
             else:  # a variable of a generator, or of others' objects
                 keys = [scope.key(name) for scope in self._scopes.values() if not last and scope.path[-1:] == (root,)]
-        found = set(keys)
+        return self._do_not_act(keys)
+
+    def is_display(self, name: str) -> bool:
+        """Return whether only displays and other such values depend on a variable of the loop's function or module."""
+        return not self._is_hidden and self._do_not_act([Key(each, name) for each in dict.fromkeys(self._places)])
+
+    def _do_not_act(self, keys: Collection[Key]) -> bool:
         changed = any(self._changes.get(key) for key in keys)
-        acting = (self._acting, self._of_data[0], self._of_hooks[0])
-        return changed and all(found.isdisjoint(each) for each in acting)
+        acting = (self._acting.keys(), self._of_data[0], self._of_hooks[0])
+        return changed and all(each.isdisjoint(keys) for each in acting)
 
     def _is_own(self, kind: str) -> bool:
         """Return whether the script defines this class and all of its bases."""

@@ -158,8 +158,9 @@ class Looking:
             return None
         outer = [inner, *consumers(inner)][-1]
         source = Source.read(outer.f_code.co_filename)
-        logged = self._sources.only_logged if source is not None and source == self._sources.first else frozenset()
-        found = None if source is None else collecting.statement_at(source.tree, outer.f_lineno or 0, logged)
+        sliced = self._sliced() if source is not None and source == self._sources.first else None
+        is_display = (lambda name: False) if sliced is None else sliced.is_display
+        found = None if source is None else collecting.statement_at(source.tree, outer.f_lineno or 0, is_display)
         if source is None or found is None:
             return None
         place = self._sources.line_in(source.tree, found.lineno)
@@ -263,13 +264,9 @@ class Looking:
 
     def is_for_logs(self, difference: Difference) -> bool:
         """Return whether, by the script's source, the value is a time, or only a log reads it."""
-        every = difference.by_each_name
-        if all(map(self._is_only_logged, every)) or any(self._sources.is_time(each.name) for each in every):
+        if any(self._sources.is_time(each.name) for each in difference.by_each_name):
             return True
         return (sliced := self._sliced()) is not None and sliced.is_without_effect(difference)
-
-    def _is_only_logged(self, difference: Difference) -> bool:
-        return root_of(difference.name) in self._sources.only_logged
 
     def explain(self, theirs: Reach, mine: Reach, workers: tuple[str, str]) -> tuple[str, list[Difference]]:
         """Explain why the two workers differ, as far as it is known, and return the names that differ because a loop

@@ -186,7 +186,10 @@ def test_a_counter_that_only_a_log_reads_is_no_difference(desk: Desk) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("read", "what"),
-    [("shadow", "lacks what the script saves"), ("vars()['sha' + 'dow']", "run.save would write something else to model.pt")],
+    [
+        ("shadow", "lacks what the script saves"),
+        ("vars()['sha' + 'dow']", "run.save would write something else to model.pt"),
+    ],
 )
 def test_an_average_in_a_list_that_is_saved_is_named(desk: Desk, read: str, what: str) -> None:
     source = script(
