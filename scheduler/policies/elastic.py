@@ -52,6 +52,7 @@ from .waiting_worth import Curve, Recursion, with_minimum
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
 FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is undiminished
 LOOKED_AT = 1.5  # examined jobs per GPU: jobs that end later get no GPU, and only their number counts
+LATE = 0.2  # by what part of its work a job may pass the point that a review waits for, so that one serves many jobs
 LEAST_REVIEW_S = 10.0  # least time between two reviews: a queue of new jobs would cause thousands of decisions
 
 
@@ -248,9 +249,11 @@ def _soonest(ends_after_s: Floats) -> Floats:
 
 
 def _review_after_s(jobs: JobTable, given: Ints, more_s: Floats) -> float:
-    """Return the seconds until a running job's progress changes the estimate of its length; inf if no job waits."""
+    """Return the seconds until a running job's progress has changed the estimate of its length, and the job has done
+    a part `LATE` more; inf if no job waits."""
     running = given.nonzero()[0]
     if len(running) == len(jobs) or not len(running):
         return math.inf
     rate = jobs.speedup(running, np.minimum(given[running], jobs.curves.most))
-    return max(least_of(more_s[running] / rate), LEAST_REVIEW_S)
+    more_s = more_s[running] * (1 + LATE) + jobs.done_s[running] * LATE
+    return max(least_of(more_s / rate), LEAST_REVIEW_S)

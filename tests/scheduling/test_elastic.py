@@ -16,7 +16,7 @@ from elasticd.protocol.errors import OperatorError
 from elasticd.protocol.model import JobId
 from elasticd.scheduler.arrays import Floats
 from elasticd.scheduler.curves import Curves
-from elasticd.scheduler.length_statistics import NOTHING_ENDED, Ended
+from elasticd.scheduler.length_statistics import LENGTHS_S, NOTHING_ENDED, Ended
 from elasticd.scheduler.policies import expected_lengths
 from elasticd.scheduler.policies import waiting_worth as worth_module
 from elasticd.scheduler.policies.waiting_worth import with_minimum, worths
@@ -338,6 +338,16 @@ def test_the_policy_asks_again_when_more_will_be_known_of_who_runs_while_others_
     assert 7.0 < asked.review_s < 7.0 + 100.0
     told = table(job("told", left_s=100.0, done_s=0.0), job("waits", left_s=900.0, done_s=0.0))
     assert ask("elastic", told, 1, now=7.0).review_s > 7.0 + 100.0  # its estimate has been correct: it will end first
+
+
+def test_a_review_comes_when_a_job_has_passed_a_bin_by_a_fifth_of_its_work() -> None:
+    """So one review serves the jobs that pass a bin of lengths soon after each other."""
+    begins_s, ends_s = float(LENGTHS_S[20]), float(LENGTHS_S[21])
+    first, second = ran("first", begins_s, share=1), ran("second", 0.98 * begins_s + 0.02 * ends_s, share=1)
+    asked = ask("elastic", table(first, second, ran("waits", 1e6)), 2)
+    assert asked.gpus.tolist() == [1, 1, 0]
+    assert asked.review_s == pytest.approx(1.2 * ends_s - second.done_s)
+    assert asked.review_s > ends_s - begins_s  # the other job has passed its bin, too
 
 
 def test_a_decision_does_not_depend_on_what_was_asked_before() -> None:
