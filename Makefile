@@ -110,6 +110,9 @@ bench-hybrid: $(STAMP)  ## accuracy with batches that grow, beside fixed ones: t
 bench-policies: $(STAMP)  ## our policy beside AFS on Philly's clusters (ARGS="--cluster e13805": a minute)
 	@$(BIN)/python -m benchmarks.policies $(ARGS)
 
+bench-tails: $(STAMP)  ## average JCT against its 99th percentile, by `tail`, beside AFS, SRPT and Gittins: ten minutes
+	@$(BIN)/python -m benchmarks.tails $(ARGS)
+
 bench-forecasts: $(STAMP)  ## how often waiting jobs start when explain says: an hour (ARGS="--cluster e13805 --samples 20": minutes)
 	@$(BIN)/python -m benchmarks.forecasts $(ARGS)
 

@@ -36,6 +36,7 @@ from elasticd.protocol.errors import ElasticError
 from elasticd.scheduler.arrays import Floats
 from elasticd.scheduler.placement.registry import FEWEST_SERVERS
 from elasticd.scheduler.policies import load_policy
+from elasticd.scheduler.policies.base import Policy
 from elasticd.scheduler.profiles import curves as profiles
 from elasticd.scheduler.profiles import tables
 from elasticd.simulator import traces
@@ -142,13 +143,13 @@ def clusters_in(trace: Path) -> list[str]:
     return [name for name, _ in Counter(table.columns[COLUMN]).most_common()[::-1]] if COLUMN in table else [""]
 
 
-def simulate(load: Workload, policy: str, costs: Costs, packing: bool, gpus: int) -> Run:
+def simulate(load: Workload, policy: Policy, costs: Costs = NONE, packing: bool = False, gpus: int = GPUS) -> Run:
     """Simulate one policy on servers of 4 GPUs."""
     unplaced = costs == NONE and not packing
     simulation = Simulation(
         load,
         servers(gpus // 4, 4),
-        load_policy({"policy": policy}, policy),
+        policy,
         costs,
         packing=packing,
         placement=Unplaced() if unplaced else FEWEST_SERVERS,
@@ -200,7 +201,8 @@ def compare(
         found[label] = []
         for draw in range(one.draws):
             told = replace(load, told_s=one.tells.told_s(load.work_s, draw))
-            found[label].append(simulate(told, one.policy, costs, packing, gpus))
+            policy = load_policy({"policy": one.policy}, one.policy)
+            found[label].append(simulate(told, policy, costs, packing, gpus))
     return found
 
 

@@ -17,6 +17,12 @@ calculation uses as many copies of the cluster as there are values, and every jo
 weight is the mean. If all jobs have reported their lengths, and these have proved right, all copies are the same, and
 one is enough.
 
+*Tail.* The policy aims at the least mean of JCT^(1 + tail); with `tail` 0 that is the average JCT. A second of waiting
+raises JCT^(1 + tail) by a multiple of JCT^tail, the job's *urgency*. So the calculation of worths counts each job's
+waiting by its urgency, for the JCT that is likely now. The order of ends follows Smith's rule: the time that a job
+needs is divided by its urgency. There the urgency depends on the time since the submission alone, as a neighbour in the
+order would end at about the same time.
+
 *Order.* The calculation needs the order in which jobs end. With s(k) = k^p the shortest of n jobs gets nearly 1 / (1 -
 p) fair shares (heSRPT); training scales with p around 3/4. So jobs are sorted by the time that they need with
 `LAST_FAIR_SHARES` fair shares. Of a long queue only those jobs are examined that end soonest for the work invested
@@ -52,7 +58,8 @@ from .waiting_worth import Curve, Recursion, with_minimum
 LAST_FAIR_SHARES = 4.0  # heSRPT's 1 / (1 - p) for p = 3/4
 FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is undiminished
 LOOKED_AT = 1.5  # examined jobs per GPU: jobs that end later get no GPU, and only their number counts
-LATE = 0.2  # by what part of its work a job may pass the point that a review waits for, so that one serves many jobs
+LATE = 0.25  # by what part of its work a job may pass the point that a review waits for, so that one serves many jobs
+LEAST_JCT_S = 10.0  # a shorter JCT counts as this one for the tail, as in slowdowns
 LEAST_REVIEW_S = 10.0  # least time between two reviews: a queue of new jobs would cause thousands of decisions
 
 
@@ -61,10 +68,14 @@ class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     `inertia`: by what part of its worth a GPU counts more for the job that has it already; less where jobs are more
     than two per GPU.
+
+    `tail`: weight of long JCTs. The policy aims at the least mean of JCT^(1 + tail): 0 for the least average JCT; 1 for
+    the least mean square, with which few jobs take very long, and short jobs longer.
     """
 
     constancy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.6
     inertia: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.05
+    tail: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     # Parameters of earlier versions, which had one mode for known lengths and another, with turns, for unknown ones.
     lengths: Literal["given", "unknown"] | msgspec.UnsetType = msgspec.UNSET
     first_turn_gpu_s: float | msgspec.UnsetType = msgspec.UNSET
@@ -89,18 +100,18 @@ class Elastic:
 
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         if jobs.most_needed <= gpus:  # the usual case: the pipeline passes only such jobs to a policy
-            given, free, after_s = self._divide(jobs, gpus)
+            given, free, after_s = self._divide(jobs, gpus, now)
         else:
             fitting = (jobs.min_gpus <= gpus).nonzero()[0]
             given = no_shares(jobs)
-            given[fitting], free, after_s = self._divide(jobs.cut(fitting), gpus)
+            given[fitting], free, after_s = self._divide(jobs.cut(fitting), gpus, now)
 
         def why(row: int) -> Reason | None:
             return waits_for(int(jobs.min_gpus[row]), free, gpus) if not given[row] else None
 
         return Shares(given, why, now + after_s)
 
-    def _divide(self, jobs: JobTable, gpus: int) -> tuple[Ints, int, float]:
+    def _divide(self, jobs: JobTable, gpus: int, now: float) -> tuple[Ints, int, float]:
         """Return the shares of jobs with minimums that fit into the GPUs, the number of GPUs left, and the seconds
         until more is known of a job's length."""
         given = no_shares(jobs)
@@ -108,26 +119,37 @@ class Elastic:
             return given, gpus, math.inf
         left_s, more_s = expected_lengths.left_s(jobs)
         ends_after_s = left_s * _pace(jobs, LAST_FAIR_SHARES * gpus / len(jobs))
-        soon_s = _soonest(ends_after_s)
+        urgency: Floats | None = None
+        if self.parameters.tail:
+            age_s = np.maximum(now - jobs.submitted_s, 0.0)
+            urgency = _urgency(age_s + ends_after_s, self.parameters.tail)
+            ends_after_s = ends_after_s / _urgency(age_s + np.median(ends_after_s), self.parameters.tail)
+        soon_s = gittins_index(ends_after_s)
         soon_s[jobs.running] *= 1 - 1e-9
         order = smallest(soon_s, math.ceil(LOOKED_AT * gpus))
         kinds = _kinds(jobs, order, gpus)
-        weight = self._weights([kind.curve for kind in kinds], ends_after_s[:, order], gpus, len(jobs) - len(order))
+        curves, examined = [kind.curve for kind in kinds], ends_after_s[:, order]
+        urgency = None if urgency is None else urgency[:, order]
+        weight = self._weights(curves, examined, urgency, gpus, len(jobs) - len(order))
         free = self._hand_out(jobs, order, kinds, weight, given, free=gpus, gpus=gpus)
         if free:
             free = self._fill(jobs, soon_s, given, free, gpus)
-        return given, free, _review_after_s(jobs, given, more_s)
+        return given, free, review_after_s(jobs, given, more_s)
 
-    def _weights(self, curves: Sequence[Curve], ends_after_s: Floats, gpus: int, behind: int) -> list[float]:
-        """Return the mean of worth^(1 - constancy) over the copies of each job.
+    def _weights(
+        self, curves: Sequence[Curve], ends_after_s: Floats, urgency: Floats | None, gpus: int, behind: int
+    ) -> list[float]:
+        """Return the mean of worth^(1 - constancy) over the copies of each job. `urgency`: by copy and job; None: 1.
 
         All copies are present together, on as many clusters.
         """
         power = 1.0 - self.parameters.constancy
         copies = len(ends_after_s) if (ends_after_s[0] < ends_after_s[-1]).any() else 1
-        who = ends_after_s[:copies].ravel().argsort(kind="stable") % len(curves)
+        first = ends_after_s[:copies].ravel().argsort(kind="stable")
+        who = first % len(curves)
         ending = [curves[at] for at in who.tolist()]
-        worth = np.array(self._recursion.worths(ending, gpus * copies, behind * copies, copies))
+        own = None if urgency is None else urgency[:copies].ravel()[first].tolist()
+        worth = np.array(self._recursion.worths(ending, gpus * copies, behind * copies, copies, own))
         weight = np.bincount(who, worth**power, len(curves)) / copies
         found: list[float] = weight.tolist()
         return found
@@ -235,7 +257,14 @@ def _pace(jobs: JobTable, share: float) -> Floats:
     return np.asarray(1.0 / (low + (used - below) * (high - low)))
 
 
-def _soonest(ends_after_s: Floats) -> Floats:
+def _urgency(jct_s: Floats, tail: float) -> Floats:
+    """Return JCT^tail, relative to the mean of all."""
+    urgency = np.maximum(jct_s, LEAST_JCT_S) ** tail
+    found: Floats = urgency / urgency.mean()
+    return found
+
+
+def gittins_index(ends_after_s: Floats) -> Floats:
     """Return each job's Gittins index: the least expected work that brings it to its end with some probability, divided
     by that probability.
 
@@ -248,7 +277,7 @@ def _soonest(ends_after_s: Floats) -> Floats:
     return found
 
 
-def _review_after_s(jobs: JobTable, given: Ints, more_s: Floats) -> float:
+def review_after_s(jobs: JobTable, given: Ints, more_s: Floats) -> float:
     """Return the seconds until a running job's progress has changed the estimate of its length, and the job has done
     a part `LATE` more; inf if no job waits."""
     running = given.nonzero()[0]

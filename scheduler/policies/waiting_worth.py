@@ -15,10 +15,11 @@ that the others miss least, and delays them by the gain of these GPUs, `rent(k)`
 
     worth_j = min over k of (1 + rent_j(k)) / s_j(k)
 
-where the 1 is the job's own waiting. Its GPUs then bring worth_j * (s_j(k) - s_j(k - 1)) each, and the M best of all
-are kept for the next job. For s(k) = k^p this gives the optimum of Berg, Vesilo and Harchol-Balter ("heSRPT: Parallel
-scheduling to minimize mean slowdown", 2020). For s(k) = k and one GPU it gives the shortest remaining time first, where
-a job's worth is the number of jobs that wait for it. The worths depend on the lengths through the order alone.
+where the 1 is the job's own waiting. Where a second counts more for some jobs, each job's *urgency* stands in its
+place. The job's GPUs then bring worth_j * (s_j(k) - s_j(k - 1)) each, and the M best of all are kept for the next job.
+For s(k) = k^p this gives the optimum of Berg, Vesilo and Harchol-Balter ("heSRPT: Parallel scheduling to minimize mean
+slowdown", 2020). For s(k) = k and one GPU it gives the shortest remaining time first, where a job's worth is the number
+of jobs that wait for it. The worths depend on the lengths through the order alone.
 
 (1 + rent(k)) / s(k) falls, then grows, as rent is convex and s concave: the first k that is no better than the one
 before ends the search. The search is short, because few jobs take many GPUs.
@@ -52,6 +53,7 @@ class _Together(msgspec.Struct, frozen=True):
     """
 
     curves: tuple[Curve, ...]
+    urgency: tuple[float, ...]
     worths: list[float]
     kept: Floats
 
@@ -71,9 +73,17 @@ class Recursion:
             int, tuple[Curve, list[float]]
         ] = {}  # by the identity of a curve: the curve, and its gain by each GPU
 
-    def worths(self, curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1) -> list[float]:
+    def worths(
+        self,
+        curves: Sequence[Curve],
+        gpus: int,
+        behind: int = 0,
+        copies: int = 1,
+        urgency: Sequence[float] | None = None,
+    ) -> list[float]:
         """Return the result of the function `worths`."""
         key = gpus, behind, copies
+        last_urgency_first = itertools.repeat(1.0) if urgency is None else reversed(urgency)
         known = self._known.pop(key, None) or []
         self._known[key] = known
         self._size -= gpus * len(known)
@@ -84,9 +94,10 @@ class Recursion:
             later = (behind + len(found)) // copies
             together = copies * max(1, min(later // LATER_PER_JOB, gpus // copies // GPUS_PER_JOB))
             ending = tuple(last_first[len(found) : len(found) + together])
-            if steps == len(known) or known[steps].curves != ending:
+            own = tuple(itertools.islice(last_urgency_first, len(ending)))
+            if steps == len(known) or known[steps].curves != ending or known[steps].urgency != own:
                 del known[steps:]
-                known.append(self._together(ending, known[-1].kept if known else _of_others(behind, gpus)))
+                known.append(self._together(ending, own, known[-1].kept if known else _of_others(behind, gpus)))
             found += known[steps].worths
             steps += 1
         del known[steps:]
@@ -97,26 +108,26 @@ class Recursion:
         found.reverse()
         return found
 
-    def _together(self, curves: tuple[Curve, ...], kept: Floats) -> _Together:
+    def _together(self, curves: tuple[Curve, ...], urgency: tuple[float, ...], kept: Floats) -> _Together:
         """Return the worths of jobs that end together.
 
         `kept`: the gain of each GPU for jobs that end later, the least first.
         """
-        alike: dict[int, tuple[float, list[float]]] = {}
+        alike: dict[tuple[int, float], tuple[float, list[float]]] = {}
         found, brought = [], []
         least: list[float] = kept[: max(map(len, curves)) - 1].tolist()
         rises = self._rises
-        for curve in curves:
-            same = id(curve)
+        for curve, own in zip(curves, urgency, strict=True):
+            same = id(curve), own
             known = alike.get(same)
             if known is None:
-                _, each = rises.get(same) or self._remember(curve)
-                known = alike[same] = _worth(curve, each, least)
+                _, each = rises.get(same[0]) or self._remember(curve)
+                known = alike[same] = _worth(curve, each, least, own)
             found.append(known[0])
             brought += known[1]
         rest = np.concatenate((kept, brought))
         rest.sort(kind="stable")  # fast where much is in order
-        return _Together(curves, found, rest[len(brought) :])
+        return _Together(curves, urgency, found, rest[len(brought) :])
 
     def _remember(self, curve: Curve) -> tuple[Curve, list[float]]:
         if len(self._rises) == CURVES:
@@ -126,14 +137,17 @@ class Recursion:
         return known
 
 
-def worths(curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1) -> list[float]:
+def worths(
+    curves: Sequence[Curve], gpus: int, behind: int = 0, copies: int = 1, urgency: Sequence[float] | None = None
+) -> list[float]:
     """Return the worths of jobs in the order in which they end, the first one first.
 
     `behind`: how many more jobs end after them, with one GPU each. `copies`: so many copies of all GPUs and jobs
-    represent one, and so many jobs that end after each other end together. Equal jobs are recognised by sharing one
+    represent one, and so many jobs that end after each other end together. `urgency`: how much a second of waiting counts
+    for each job, relative to the jobs behind; None: 1. Equal jobs are recognised by sharing one
     curve, the same object.
     """
-    return Recursion().worths(curves, gpus, behind, copies)
+    return Recursion().worths(curves, gpus, behind, copies, urgency)
 
 
 def _of_others(behind: int, gpus: int) -> Floats:
@@ -141,15 +155,15 @@ def _of_others(behind: int, gpus: int) -> Floats:
     return np.maximum(behind - np.arange(gpus - 1, -1, -1), 0) / gpus
 
 
-def _worth(curve: Curve, rises: Sequence[float], kept: Sequence[float]) -> tuple[float, list[float]]:
-    """Return min over k of (1 + rent(k)) / s(k), where rent(k) is the sum of the first k of `kept`, and the gains of
+def _worth(curve: Curve, rises: Sequence[float], kept: Sequence[float], own: float) -> tuple[float, list[float]]:
+    """Return min over k of (own + rent(k)) / s(k), where rent(k) is the sum of the first k of `kept`, and the gains of
     the GPUs that this job then takes, each above the least of `kept`.
 
     `kept`: the least first; those behind one for each GPU that the job can take may be left out. `rises`: the gain of
     the curve by each GPU. Most of a decision's time is spent here, mostly in one or two rounds of each loop.
     """
     least = kept[0]
-    cost = 1.0 + least
+    cost = own + least
     worth = cost / curve[1]
     share = 2
     for brings in kept[1 : len(curve) - 1]:

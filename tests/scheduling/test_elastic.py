@@ -63,7 +63,8 @@ def test_what_is_remembered_of_earlier_questions_changes_no_worth(data: st.DataO
     order = data.draw(st.lists(st.sampled_from(kinds), max_size=40))
     for _ in range(8):
         gpus, copies = data.draw(st.sampled_from([(8, 1), (16, 1), (24, 3)]))
-        question = order, gpus, data.draw(st.sampled_from([0, 50, 51])), copies
+        urgency = data.draw(st.sampled_from([None, [1.0 + 0.01 * number for number in range(len(order))]]))
+        question = order, gpus, data.draw(st.sampled_from([0, 50, 51])), copies, urgency
         assert remembering.worths(*question) == worths(*question)
         if order and data.draw(st.booleans()):
             del order[data.draw(st.integers(0, len(order) - 1))]
@@ -340,13 +341,13 @@ def test_the_policy_asks_again_when_more_will_be_known_of_who_runs_while_others_
     assert ask("elastic", told, 1, now=7.0).review_s > 7.0 + 100.0  # its estimate has been correct: it will end first
 
 
-def test_a_review_comes_when_a_job_has_passed_a_bin_by_a_fifth_of_its_work() -> None:
+def test_a_review_comes_when_a_job_has_passed_a_bin_by_a_quarter_of_its_work() -> None:
     """So one review serves the jobs that pass a bin of lengths soon after each other."""
     begins_s, ends_s = float(LENGTHS_S[20]), float(LENGTHS_S[21])
     first, second = ran("first", begins_s, share=1), ran("second", 0.98 * begins_s + 0.02 * ends_s, share=1)
     asked = ask("elastic", table(first, second, ran("waits", 1e6)), 2)
     assert asked.gpus.tolist() == [1, 1, 0]
-    assert asked.review_s == pytest.approx(1.2 * ends_s - second.done_s)
+    assert asked.review_s == pytest.approx(1.25 * ends_s - second.done_s)
     assert asked.review_s > ends_s - begins_s  # the other job has passed its bin, too
 
 
@@ -380,11 +381,42 @@ def test_with_half_of_the_lengths_told_jobs_are_over_sooner_than_with_none_and_l
     assert whole < some < none
 
 
+# ------------------------------------------------------------------------------------------------------------------ tail
+
+
+def test_the_more_the_tail_counts_the_more_gpus_a_job_gets_that_has_been_there_for_long() -> None:
+    jobs = [job(name, speedup=half[:17], left_s=100.0, submitted_s=at) for name, at in (("old", 0.0), ("new", 9e4))]
+    shares = [given_to(policy("elastic", tail=tail), 16, *jobs, now=1e5)["old"] for tail in (0.0, 0.5, 2.0)]
+    assert shares == sorted(set(shares))
+
+
+def test_the_more_the_tail_counts_the_sooner_one_gpu_goes_to_the_job_that_has_been_there_for_long() -> None:
+    jobs = [job("old", left_s=300.0), job("new", left_s=100.0, submitted_s=9e4)]
+    assert given_to("elastic", 1, *jobs, now=1e5) == {"new": 1}
+    assert given_to(policy("elastic", tail=1.0), 1, *jobs, now=1e5) == {"old": 1}
+
+
+@given(cases(), st.floats(0, 1e6))
+def test_a_tail_of_zero_makes_the_time_of_submission_irrelevant(case: Case, later_s: float) -> None:
+    """The policy then aims at the average JCT, where a second counts the same for each job."""
+    who = policy("elastic", tail=0.0)
+    given = ask(who, case.table, case.gpus, now=1e7).gpus.tolist()
+    assert ask(who, case.table, case.gpus, now=1e7 + later_s).gpus.tolist() == given
+    assert ask("elastic", case.table, case.gpus, now=1e7).gpus.tolist() == given
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=12))
+def test_on_one_gpu_work_is_worth_the_urgencies_of_the_jobs_that_wait_for_it(urgency: list[float]) -> None:
+    behind = list(itertools.accumulate(reversed(urgency)))[::-1]
+    assert worths([linear(1)] * len(urgency), 1, urgency=urgency) == pytest.approx(behind)
+
+
 # ------------------------------------------------------------------------------------------------------------ parameters
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("lengths", "guessed"), ("lengths", "unknown"), ("constancy", 1.5), ("inertia", -1)]
+    ("name", "value"),
+    [("lengths", "guessed"), ("lengths", "unknown"), ("constancy", 1.5), ("inertia", -1), ("tail", -1)],
 )
 def test_a_parameter_out_of_its_range_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(OperatorError, match=name):
