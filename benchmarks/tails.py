@@ -1,6 +1,6 @@
 """Average JCT against the 99th percentile: `elastic` with several values of `tail` beside AFS, SRPT and Gittins.
 
-    python -m benchmarks.tails [--data ../shared/data] [--from 100] [--generated 8] [--cluster NAME]... [--json FILE]
+    python -m benchmarks.tails [--data ../shared/data] [--from 100] [--generated 24] [--cluster NAME]... [--json FILE]
 
 Each workload is simulated under each policy, on servers of 4 GPUs and without costs of changes. The workloads are generated
 (`generated`), and virtual clusters of Philly that `--cluster` names. Figures are ratios to AFS-P, which knows no lengths, as
@@ -152,7 +152,7 @@ def draw(path: Path, means: Mapping[str, Point]) -> None:
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
-    found.add_argument("--generated", type=int, default=8, metavar="N", help="so many generated workloads")
+    found.add_argument("--generated", type=int, default=24, metavar="N", help="so many generated workloads")
     found.add_argument("--from", dest="first", type=int, default=100, metavar="SEED", help="of the first of them")
     found.add_argument("--jobs", type=int, default=400, help="of each generated workload")
     found.add_argument("--cluster", action="append", help="also this virtual cluster of Philly; may be repeated")
