@@ -57,7 +57,7 @@ class Gittins(SrtfE):
     def shares(self, jobs: JobTable, gpus: int, now: float, rng: random.Random) -> Shares:
         left_s, more_s = expected_lengths.left_s(jobs)
         found = super().shares(jobs.assuming(gittins_index(left_s)), gpus, now, rng)
-        return Shares(found.gpus, found.why, now + review_after_s(jobs, found.gpus, more_s), found.rows)
+        return Shares(found.gpus, found.why, now + review_after_s(jobs, found.gpus, more_s, now), found.rows)
 
 
 @dataclass(frozen=True)

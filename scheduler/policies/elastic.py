@@ -60,7 +60,9 @@ FULL_INERTIA = 2.0  # jobs per GPU up to which inertia is undiminished
 LOOKED_AT = 1.5  # examined jobs per GPU: jobs that end later get no GPU, and only their number counts
 LATE = 0.25  # by what part of its work a job may pass the point that a review waits for, so that one serves many jobs
 LEAST_JCT_S = 10.0  # a shorter JCT counts as this one for the tail, as in slowdowns
-LEAST_REVIEW_S = 10.0  # least time between two reviews: a queue of new jobs would cause thousands of decisions
+# Least time between two reviews, as a queue of new jobs would cause thousands of decisions: seconds, and a part of the mean
+# age of the jobs, as seconds do not count where jobs wait for days.
+LEAST_REVIEW_S, PART_OF_AGE = 10.0, 1 / 2000
 
 
 class ElasticParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,7 +136,7 @@ class Elastic:
         free = self._hand_out(jobs, order, kinds, weight, given, free=gpus, gpus=gpus)
         if free:
             free = self._fill(jobs, soon_s, given, free, gpus)
-        return given, free, review_after_s(jobs, given, more_s)
+        return given, free, review_after_s(jobs, given, more_s, now)
 
     def _weights(
         self, curves: Sequence[Curve], ends_after_s: Floats, urgency: Floats | None, gpus: int, behind: int
@@ -277,7 +279,7 @@ def gittins_index(ends_after_s: Floats) -> Floats:
     return found
 
 
-def review_after_s(jobs: JobTable, given: Ints, more_s: Floats) -> float:
+def review_after_s(jobs: JobTable, given: Ints, more_s: Floats, now: float) -> float:
     """Return the seconds until a running job's progress has changed the estimate of its length, and the job has done
     a part `LATE` more; inf if no job waits."""
     running = given.nonzero()[0]
@@ -285,4 +287,5 @@ def review_after_s(jobs: JobTable, given: Ints, more_s: Floats) -> float:
         return math.inf
     rate = jobs.speedup(running, np.minimum(given[running], jobs.curves.most))
     more_s = more_s[running] * (1 + LATE) + jobs.done_s[running] * LATE
-    return max(least_of(more_s / rate), LEAST_REVIEW_S)
+    least_s = max(LEAST_REVIEW_S, PART_OF_AGE * float((now - jobs.submitted_s).mean()))
+    return max(least_of(more_s / rate), least_s)

@@ -351,6 +351,13 @@ def test_a_review_comes_when_a_job_has_passed_a_bin_by_a_quarter_of_its_work() -
     assert asked.review_s > ends_s - begins_s  # the other job has passed its bin, too
 
 
+def test_reviews_come_the_later_the_longer_jobs_have_been_there() -> None:
+    """A queue of days needs no review after seconds."""
+    jobs = table(ran("runs", float(LENGTHS_S[1]) - 1.0, share=1), ran("waits", 1e6))
+    soon, late = (ask("elastic", jobs, 1, now=age_s).review_s - age_s for age_s in (1e3, 1e6))
+    assert (soon, late) == pytest.approx((10.0, 500.0))
+
+
 def test_a_decision_does_not_depend_on_what_was_asked_before() -> None:
     who, past = policy("elastic"), ended(*[100.0] * 9)
     one, other = table(job("a"), job("b", left_s=9.0)), table(ran("c", 500.0), job("d"))
