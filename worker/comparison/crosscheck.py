@@ -276,7 +276,7 @@ class CrossCheck:
         looks = {rank: payload["look"] for rank, payload in told.items()}
         self._looks = {rank: self._looking.of_plain(look) for rank, look in looks.items() if look is not None}
         self._draws = {rank: tuple(payload["draws"]) for rank, payload in told.items() if payload["entries"]}
-        self._registered = told[self._giver]["registered"] if self._giver in told else {}
+        self._registered = told.get(self._giver, {}).get("registered", {})
         entries = [told[rank]["entries"] if rank in told else None for rank in range(len(payloads))]
         verdict = judge(entries, self._newcomers)
         if verdict is not None:
