@@ -114,6 +114,9 @@ ACTS = [
     "if n + meter.count > 3:\n    averaged.update_parameters(model)",
     "torch.nn.utils.clip_grad_norm_(model.parameters(), n + meter.count)",
     "plateau.step(n + meter.count)",
+    "trial.report(n + meter.count, step=1)\nif trial.should_prune():\n    break",
+    "with contextlib.suppress(ZeroDivisionError):\n    part = 1 / (n + meter.count)\n    model.reset()",
+    "if n + meter.count > 3:\n    import plugin",
 ]
 
 
@@ -152,6 +155,34 @@ def test_attributes_of_a_class_with_a_base_of_others_may_act() -> None:
     before = "class Timer(threading.Thread):\n    def tick(self):\n        self.ticks += 1\n"
     assert not is_without_effect("timer.ticks", ("Timer",), before=before)
     assert is_without_effect("timer.ticks", ("Timer",), before=before.replace("(threading.Thread)", ""))
+
+
+@pytest.mark.parametrize("owner", ["model", "Net"])
+def test_a_value_that_decides_about_a_method_may_act(owner: str) -> None:
+    before = "class Net(nn.Module):\n    def forward(self, x):\n        return x\nmodel = Net()\n"
+    body = f"if n + meter.count > 3:\n    {owner}.forward = other"
+    assert not is_without_effect("n", (), body, before=before)
+    assert not is_without_effect("meter.count", ("Meter",), body, before=before)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "line"),
+    [
+        ("*values", "push(n, meter.count)"),
+        ("*values", "push(*[n, meter.count])"),
+        ("first, *values", "push(0, n, meter.count)"),
+        ("**values", "push(n=n, count=meter.count)"),
+        ("**values", "push(**{'n': n, 'count': meter.count})"),
+        ("values", "push(**{'values': (n, meter.count)})"),
+        ("*, values", "push(values=(n, meter.count))"),
+    ],
+)
+def test_what_a_function_gets_reaches_the_parameters_that_unpack_it(parameter: str, line: str) -> None:
+    before = f"kept = []\ndef push({parameter}):\n    kept.append(values)\n"
+    body = f"{line}\n(loss * kept[-1]).backward()"
+    assert not is_without_effect("n", (), body, before=before)
+    assert not is_without_effect("meter.count", ("Meter",), body, before=before)
+    assert is_without_effect("n", (), line, before=before)
 
 
 @pytest.mark.parametrize("name", ["__setattr__", "__setitem__", "__iadd__", "__add__"])

@@ -252,7 +252,7 @@ class DataFlow:
                     self._sinks.append(Change((function.value, *arguments), scope, tests, False, False))
                 elif function.attr in _ENDS:
                     self._sinks.append(Change(arguments, scope, tests, False, False))
-                elif function.attr == "stop" and _is_run(function.value):
+                elif function.attr == "stop" and is_run(function.value):
                     self._leaves.append(Change((), scope, tests, False, False))
                 elif function.attr == "save" and len(arguments) > 1:
                     self._saves.append(Change(arguments, scope, tests, False, False))
@@ -342,7 +342,7 @@ class DataFlow:
 
     def _is_foreign(self, method: ast.Attribute) -> bool:
         """Return whether a method makes its result by others' code, except for what the job carries."""
-        return method.attr not in _OF_RUN and (_is_run(method.value) or method.attr not in self._methods)
+        return method.attr not in _OF_RUN and (is_run(method.value) or method.attr not in self._methods)
 
     def _note(
         self,
@@ -390,9 +390,8 @@ class DataFlow:
     def _bound_by(self, call: ast.Call, scope: Scope) -> Iterator[tuple[str, ast.expr, ast.AST]]:
         """Yield the parameters that a call binds, each with its value and the function."""
         for function, skipped in self._called(call, scope):
-            names = [each.arg for each in parameters(function.node)][skipped:]
-            pairs = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords)]
-            yield from ((name, value, function.node) for name, value in pairs if name is not None)
+            for name, value in _bound(function.node, skipped, call):
+                yield name, value, function.node
 
     def _pass_back(self) -> None:
         """Note that what a function changes in the object of a parameter, changes in the caller's variable."""
@@ -423,7 +422,7 @@ class DataFlow:
             names = _CALLED[:1] if key in self._foreign else _CALLED  # a module of others' code may contain own modules
             return [(inner, 1) for name in names for kind, inner in self._methods[name] if not kinds or kind in kinds]
         if isinstance(function, ast.Attribute):
-            if _is_run(function.value):
+            if is_run(function.value):
                 return []
             imported = isinstance(function.value, ast.Name) and function.value.id in self._imported
             if imported and (found := self._functions_of_others(function.attr, scope)):
@@ -622,6 +621,27 @@ class DataFlow:
         return [each for each in found if is_property(each.node)]
 
 
+def _bound(function: ast.AST, skipped: int, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the parameters that a call binds, each with its value. What `*` and `**` unpack may belong to each parameter.
+
+    skipped: how many parameters the call does not bind: `self`.
+    """
+    assert isinstance(function, Function)
+    names = [each.arg for each in parameters(function)]
+    positional = names[skipped : len(names) - len(function.args.kwonlyargs)]
+    rest, options = ([each.arg] if each is not None else [] for each in (function.args.vararg, function.args.kwarg))
+    for number, value in enumerate(call.args):
+        if isinstance(value, ast.Starred):
+            yield from ((name, value.value) for name in (*positional[number:], *rest))
+        else:
+            yield from ((name, value) for name in positional[number : number + 1] or rest)
+    for keyword in call.keywords:
+        some = (
+            [*names[skipped:], *options] if keyword.arg is None else [keyword.arg] if keyword.arg in names else options
+        )
+        yield from ((name, keyword.value) for name in some)
+
+
 def _conditional(node: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.expr, ...]]]:
     """Yield the nodes of an expression, each with the conditions within the expression under which it is computed: those of `x if
     y else z`, of `and` and `or`, and of comprehensions, with what these iterate over.
@@ -678,7 +698,7 @@ def is_property(function: ast.AST) -> bool:
     return any(ast.unparse(each).endswith("property") for each in getattr(function, "decorator_list", ()))
 
 
-def _is_run(node: ast.expr) -> bool:
+def is_run(node: ast.expr) -> bool:
     """Return whether the expression is called as the pages call the runtime's object: `run`, `self.run`."""
     return (isinstance(node, ast.Name) and node.id == "run") or (isinstance(node, ast.Attribute) and node.attr == "run")
 

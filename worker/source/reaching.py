@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterable, Sequence
 
 from .liveness import FUNCTIONS, free_names, is_function
-from .syntax import called_name, children, parameters, root_name, statements, stored_names, walk
+from .syntax import bound_parameters, called_name, children, root_name, statements, stored_names, walk
 
 _HIDDEN = frozenset({"eval", "exec", "globals", "locals", "vars"})  # functions that may read or bind any variable
 _SUPPRESSES = frozenset({"suppress", "raises"})  # contexts behind which a statement runs although one inside has failed
@@ -29,7 +29,9 @@ class Reaching:
         self._left_out = _seen_by_others(body)
         self._breaks: list[list[_State]] = []  # by loop, from the outermost inwards
         self._continues: list[list[_State]] = []
-        self._state: _State | None = {each.arg: frozenset() for each in parameters(scope)} if is_function(scope) else {}
+        self._state: _State | None = (
+            {each.arg: frozenset() for each in bound_parameters(scope)} if is_function(scope) else {}
+        )
         nodes = [each for statement in body for each in walk(statement)]
         if _HIDDEN.isdisjoint(each.id for each in nodes if isinstance(each, ast.Name)):
             self._block(body)

@@ -95,6 +95,13 @@ def parameters(function: ast.AST) -> list[ast.arg]:
     return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
+def bound_parameters(function: ast.AST) -> list[ast.arg]:
+    """Return all parameters of a function, `*args` and `**kwargs` last."""
+    assert isinstance(function, Function)
+    others = (function.args.vararg, function.args.kwarg)
+    return [*parameters(function), *(each for each in others if each is not None)]
+
+
 def stored_names(body: Iterable[ast.stmt]) -> set[str]:
     """Return the names that these statements bind."""
     nodes = [each for node in statements(body) for each in children(node)]
@@ -105,7 +112,7 @@ def stored_names(body: Iterable[ast.stmt]) -> set[str]:
 def bound_names(function: ast.AST) -> set[str]:
     """Return the names that a function binds itself."""
     body = function.body  # type: ignore[attr-defined]
-    bound = {each.arg for each in parameters(function)} | stored_names(body)
+    bound = {each.arg for each in bound_parameters(function)} | stored_names(body)
     declared: set[str] = set()
     for node in statements(body):
         if isinstance(node, Function | ast.ClassDef):

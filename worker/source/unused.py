@@ -11,10 +11,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from ..kept import Difference, Kind, is_function_type, path_of_function
-from .dataflow import Change, Key, Scope, is_property
+from .dataflow import Change, Key, Scope, is_property, is_run
 from .logged import LOGS
 from .slicing import KEPT, MODES, Slice
-from .syntax import Function, called_name, children, parameters, walk
+from .syntax import Function, bound_parameters, called_name, children, walk
 
 # Functions whose results depend on values of their arguments, not on attributes
 _OF_VALUES = frozenset(
@@ -131,7 +131,7 @@ class Uses(Slice):
         called = {inner.node for call, scope, _ in self._calls for inner, _ in self._called(call, scope)}
         for key, changes in self._changes.items():
             given = key.owner not in called and key.owner in self._scopes  # what code of others gives to a function
-            given = given and key.name in {each.arg for each in parameters(key.owner)}  # type: ignore[arg-type]
+            given = given and key.name in {each.arg for each in bound_parameters(key.owner)}  # type: ignore[arg-type]
             if given or any(map(self._binds_shared, changes)):
                 sinks += [each for each in changes if _is_in_place(each)]
         for function, results in self._returns.items():
@@ -144,21 +144,27 @@ class Uses(Slice):
         has no effect beside what the script's functions do, and the changes of variables.
         """
         match node:
-            case ast.With(items=items) | ast.AsyncWith(items=items):
-                return [each.context_expr for each in items if _name(each.context_expr) not in _CONTEXTS] or None
+            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+                contexts = [each.context_expr for each in items if _name(each.context_expr) not in _CONTEXTS]
+                return [*contexts, *_simple(body)] if contexts else None  # it may suppress what the body raises
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=value, attr=name)) as call):
                 if name in self._methods:
                     return None if self._kinds(value, scope) else [call]
+                if isinstance(value, ast.Call) or (
+                    name == "report" and not is_run(value)
+                ):  # as of a trial, which may end by it
+                    return [call]
                 return None if name in LOGS | MODES | _OF_CONTAINERS else [call]
             case ast.Expr(value=ast.Call(func=ast.Name(id=name)) as call):
                 return None if name in LOGS or self._called(call, scope) else [call]
             case ast.Expr(value=ast.Constant() | ast.Yield()):
                 return None
             case ast.Try(body=body):  # its handlers run, or not, by what these statements compute
-                simple = [each for each in body if isinstance(each, ast.Assign | ast.AugAssign | ast.Expr)]
-                return simple if node.handlers else None
-            case ast.Break() | ast.Continue() | ast.Return(value=None):
+                return _simple(body) if node.handlers else None
+            case ast.Break() | ast.Continue() | ast.Return(value=None) | ast.Import() | ast.ImportFrom():
                 return []
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=value) if name in self._methods:
+                return [value]  # another function in place of a method
             case ast.Delete(targets=targets) if any(isinstance(each, ast.Attribute) for each in targets):
                 return []
             case ast.Expr() | ast.Assert() | ast.Raise():
@@ -185,6 +191,10 @@ class Uses(Slice):
 def _is_in_place(change: Change) -> bool:
     """Return whether a statement changes an object, or may do so, as `+=` does with a tensor."""
     return change.in_place or change.is_item or change.of_part or (change.made_of_itself and change.target is None)
+
+
+def _simple(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    return [each for each in body if isinstance(each, ast.Assign | ast.AugAssign | ast.Expr)]
 
 
 def _is_implicit(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
