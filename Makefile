@@ -22,7 +22,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist worksteal -o faulthandler_timeout=1000 -o fa
 
 CLUSTER_TESTS := 390 tests with real processes: 30 to 45 minutes on two cores, longer on a busy machine.
 
-.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-transient bench-deadlines bench-gpu bench-sharded bench-hybrid bench-policies bench-forecasts conformance papers verify-bits verify-scripts verify-stops verify-processors verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour soak torment promises planted model-check site format clean
+.PHONY: help setup install uninstall demo about-test about-test-cluster test test-cluster test-survival hunt check bench-resize bench-runtime bench-stragglers bench-simulator bench-control bench-failover bench-serving bench-transient bench-deadlines bench-gpu bench-sharded bench-hybrid bench-policies bench-tails bench-forecasts conformance papers verify-bits verify-scripts verify-stops verify-processors verify-corpus verify-alarms verify-heavy world crash-anywhere fuzz hosts-hour soak torment promises planted model-check site format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
