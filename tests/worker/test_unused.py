@@ -76,6 +76,7 @@ LOGGED = [
     "writer.add_scalar('loss', meter.average, n)",
     "steps = []\nsteps.append((n, meter.average))",
     "if n > 3 and meter.count > 3:\n    show()",
+    "with open(path, 'a') as file:\n    file.write(f'{n} {meter.count}')",
 ]
 ACTS = [
     "if n > 3 and meter.average < 1:\n    run.stop()",

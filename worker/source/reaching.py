@@ -14,7 +14,7 @@ from .liveness import FUNCTIONS, free_names, is_function
 from .syntax import bound_parameters, called_name, children, root_name, statements, stored_names, walk
 
 _HIDDEN = frozenset({"eval", "exec", "globals", "locals", "vars"})  # functions that may read or bind any variable
-_SUPPRESSES = frozenset({"suppress", "raises"})  # contexts behind which a statement runs although one inside has failed
+SUPPRESSES = frozenset({"suppress", "raises"})  # contexts behind which a statement runs although one inside has failed
 
 _State = dict[str, frozenset[ast.Name]]  # assignments by variable, as their targets
 
@@ -75,7 +75,7 @@ class Reaching:
                 calls = [each for item in items for each in walk(item.context_expr) if isinstance(each, ast.Call)]
                 anywhere = self._anywhere_in(body)
                 self._block(body)
-                if any(called_name(each) in _SUPPRESSES for each in calls):
+                if any(called_name(each) in SUPPRESSES for each in calls):
                     self._state = _joined(self._state, anywhere)
             case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=final):
                 anywhere = self._anywhere_in([*body, *orelse, *(one for each in handlers for one in each.body)])

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ..kept import Difference, Kind, is_function_type, path_of_function
 from .dataflow import Change, Key, Scope, is_property, is_run
 from .logged import LOGS
+from .reaching import SUPPRESSES
 from .slicing import KEPT, MODES, Slice
 from .syntax import Function, bound_parameters, called_name, children, walk
 
@@ -146,13 +147,13 @@ class Uses(Slice):
         match node:
             case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
                 contexts = [each.context_expr for each in items if _name(each.context_expr) not in _CONTEXTS]
-                return [*contexts, *_simple(body)] if contexts else None  # it may suppress what the body raises
+                suppressed = _simple(body) if any(_name(each) in SUPPRESSES for each in contexts) else []
+                return [*contexts, *suppressed] or None
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=value, attr=name)) as call):
                 if name in self._methods:
                     return None if self._kinds(value, scope) else [call]
-                if isinstance(value, ast.Call) or (
-                    name == "report" and not is_run(value)
-                ):  # as of a trial, which may end by it
+                of_trial = name == "report" and not is_run(value)  # which may end by it
+                if of_trial or isinstance(value, ast.Call):
                     return [call]
                 return None if name in LOGS | MODES | _OF_CONTAINERS else [call]
             case ast.Expr(value=ast.Call(func=ast.Name(id=name)) as call):
