@@ -118,6 +118,7 @@ ACTS = [
     "trial.report(n + meter.count, step=1)\nif trial.should_prune():\n    break",
     "with contextlib.suppress(ZeroDivisionError):\n    part = 1 / (n + meter.count)\n    model.reset()",
     "if n + meter.count > 3:\n    import plugin",
+    "if n + meter.count > 3:\n    del weights['b']",
 ]
 
 

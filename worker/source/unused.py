@@ -151,7 +151,7 @@ class Uses(Slice):
                 return [*contexts, *suppressed] or None
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=value, attr=name)) as call):
                 if name in self._methods:
-                    return None if self._kinds(value, scope) else [call]
+                    return None if self._kinds(value, scope) and self._called(call, scope) else [call]
                 of_trial = name == "report" and not is_run(value)  # which may end by it
                 if of_trial or isinstance(value, ast.Call):
                     return [call]
@@ -166,7 +166,9 @@ class Uses(Slice):
                 return []
             case ast.Assign(targets=[ast.Attribute(attr=name)], value=value) if name in self._methods:
                 return [value]  # another function in place of a method
-            case ast.Delete(targets=targets) if any(isinstance(each, ast.Attribute) for each in targets):
+            case ast.Delete(targets=targets) if any(
+                isinstance(each, ast.Attribute | ast.Subscript) for each in targets
+            ):
                 return []
             case ast.Expr() | ast.Assert() | ast.Raise():
                 return children(node)
