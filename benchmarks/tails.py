@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -115,12 +115,11 @@ def measure(jobs: Workload, gpus: int) -> dict[str, Point]:
 
 def pooled(found: Mapping[str, Mapping[str, Point]]) -> dict[str, Point]:
     """Return the geometric means over the workloads."""
-
-    def mean(values: Sequence[float]) -> float:
-        return math.exp(sum(map(math.log, values)) / len(values))
-
     each = list(found.values())
-    return {label: (mean([one[label][0] for one in each]), mean([one[label][1] for one in each])) for label in each[0]}
+    return {
+        label: (geometric_mean(one[label][0] for one in each), geometric_mean(one[label][1] for one in each))
+        for label in each[0]
+    }
 
 
 def table(means: Mapping[str, Point]) -> str:

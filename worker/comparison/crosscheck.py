@@ -4,7 +4,7 @@ applied.
 A micro-batch is a function of the training state, the job's seed, the step and the virtual worker (design:
 worker-runtime 11). So its samples and its gradient have the same bits on every worker. If one worker's differ, its
 computation has another input: a Python value that the script keeps (a counter, a hidden state, a moving baseline),
-other data, other code, or a GPU that computes wrongly. Comparing replicas (`comparison`) finds none of these, since all
+other data, other code, or a GPU that computes wrongly. Comparing replicas (`states`) finds none of these, since all
 replicas apply the same wrong gradient.
 
 *When.* In the second step of a generation with new workers, before these host any virtual worker, and in the eight steps
@@ -128,7 +128,8 @@ class CrossCheck:
         self._checks_due = 0
         self._drifted: frozenset[str] = frozenset()  # names that were checked in the steps after they had differed
         self._looks: dict[int, tuple[Reach, Reach | None]] = {}  # looks of the workers that have taken one, by rank
-        self._registered: dict[str, str] = {}  # this worker's `Looking.left_in_registered` at the beginning of a proof
+        # `Looking.left_in_registered` at the beginning of a proof: this worker's, and the giver's once payloads are read
+        self._registered: dict[str, str] = {}
         self._look: list[Any] | None = None  # this worker's `Looking.plain` at the beginning of such a step
         self._samples = 0
         self._gradient = 0
@@ -399,7 +400,7 @@ class CrossCheck:
         except CommunicatorBroken:
             return ""
         given, there = (Reach.of(payloads[rank]["registered"]) for rank in (one, other))
-        return self._looking.of_registered(differences(given, there), (self._names[one], self._names[other]))
+        return advice.differs_registered(differences(given, there), (self._names[one], self._names[other]))
 
     def _of_draws(self, one: int, other: int) -> str:
         """Explain the difference by random numbers drawn in a loop body that reads its worker's place; else "".

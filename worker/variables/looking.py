@@ -316,10 +316,6 @@ class Looking:
         """Return a look at the values of `run.register`, by their names there."""
         return look(None, (), limits=self.limits, beside=self.state.registered.given())
 
-    def of_registered(self, found: Sequence[Difference], workers: tuple[str, str]) -> str:
-        """Explain the difference of two workers by differences of registered values; "" if there are none."""
-        return advice.differs_registered(found, workers)
-
     def of_error(self, error: BaseException) -> str:
         """Explain why a joining worker's script has raised this error in code that other workers have run."""
         return advice.of_error(error, self._sources)
